@@ -3,13 +3,18 @@
 `Chaos` plays client, engine and clock. After every event the controller's own invariants are checked, and the ledger's,
 which knows nothing of the controller. `drain` then plays a world in which everything goes well: whatever was accepted
 must end soon.
+
+With `clients`, calls have all that a client may send with them: a tenant, a priority, a limit of cost, and the wish to survive
+a restart. With `restarts`, the controller is lost at any moment, and another begins with what was on disk.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 from heapq import heapify
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -19,15 +24,19 @@ from lamina.core import events as ev
 from lamina.core.controller import Controller
 from lamina.core.policy import DispatchRole
 from lamina.core.workflow.flow import Choice, Each, Flow, Pass, Task
+from lamina.core.workflow.journal_entry import JournalEntry
 from lamina.errors import NoCapacity
 from lamina.policies import new_controller
-from lamina.types import NEVER_US, Call, DeviceSpec, FunctionSpec, QuotaSpec, ScaleSpec, SliceLimits
+from lamina.types import NEVER_US, Call, DeviceSpec, FunctionSpec, QuotaSpec, ScaleSpec, SliceLimits, Tenant
 from tests.core import chaos_policy
 from tests.core.chaos_flows import GUARDED_FLOWS
 from tests.core.ledger import Ledger
 
 CALM_US = 10**9
 """The bad times end here; events before it come earlier, however long they last."""
+
+MAX_EVENTS = 20_000
+"""Of a world in which everything goes well, until its last call has ended."""
 
 POLICIES = (*plugins.names("policies"), "chaos-arrival", "chaos-due")
 """Every policy there is: a new file is held to the same promises."""
@@ -129,6 +138,14 @@ class Times:
         pass
 
 
+Question = tuple[str, int, str, int, str]
+"""Call, scope, node, execution, stage. A loop asks it more than once."""
+
+
+def question_of(asked: do.ResolveData) -> Question:
+    return asked.call_id, asked.scope, asked.node, asked.execution_id, asked.stage
+
+
 def make_policy(name: str, seed: int) -> DispatchRole:
     if name.startswith("chaos"):
         return chaos_policy.Policy(seed, "due" if name == "chaos-due" else "arrival", CALM_US)
@@ -144,7 +161,9 @@ class Chaos:
     faults: float = 0.25
     late_ticks: bool = False
     crowd: bool = False  #: one small device and patient calls: everything is booked behind everything
-    watched: bool = True  #: what is asked of a whole log needs nobody to look at each of its moments
+    watched: bool = True  #: what is asked of a whole log needs no check at each of its moments
+    clients: bool = False  #: calls have tenants, priorities, limits of cost, and may be durable
+    restarts: bool = False  #: the controller may be lost
     rng: random.Random = field(init=False)
     log: list[tuple[int, ev.Event]] = field(default_factory=list)
     said: list[list[do.Action]] = field(default_factory=list)
@@ -154,6 +173,10 @@ class Chaos:
     devices: int = 0
     ended: list[int] = field(default_factory=list)  #: batches that are over, for answers that come twice
     dying: list[str] = field(default_factory=list)  #: instances to be killed
+    on_disk: dict[str, list[JournalEntry]] = field(default_factory=dict)  #: of durable calls, what a restart will find
+    lost: list[str] = field(default_factory=list)  #: calls that were open when the controller was lost, and not durable
+    answers: dict[Question, list[ev.DataResolved]] = field(default_factory=dict)  #: of durable calls: asked again, the same
+    asked_again: Counter[Question] = field(default_factory=Counter)  #: since the last restart
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -263,6 +286,10 @@ class Chaos:
             self.redeploy: 1,
             self.step_back: 1,
         }
+        if self.clients:
+            usual |= {self.write: 4, self.set_limits: 1}
+        if self.restarts:
+            wrong |= {self.restart: 2}
         happens = wrong if self.rng.random() < self.faults else usual
         self.rng.choices(list(happens), list(happens.values()))[0]()
 
@@ -277,9 +304,36 @@ class Chaos:
             expires_us = deadline_us + rng.choice((0, 0, 100_000))
             name = f"c{self.calls}" if rng.random() > 0.02 else f"c{max(1, self.calls - 3)}"
             more = rng.random() < 0.3
-            self.tell(ev.CallArrived(Call(name, target, self.now_us, deadline_us, expires_us), more))
+            call = Call(name, target, self.now_us, deadline_us, expires_us)
+            self.tell(ev.CallArrived(self.a_client_says(call) if self.clients else call, more))
+            if name in self.ledger.open and self.ledger.open[name].durable:
+                self.on_disk.setdefault(name, [])
         if more and rng.random() < 0.7:  # else whatever happens next is the moment to decide
             self.tell(ev.ArrivalsDrained())
+
+    def a_client_says(self, call: Call) -> Call:
+        rng = self.rng
+        return replace(
+            call,
+            tenant=rng.choice(("", "acme", "evil", "evil")),
+            priority=rng.choice((0, 0, 0, 1, -5, 9)),
+            # in time is the first wish: for company that makes it cheaper, a patient call waits for ever
+            cost_limit=rng.choice((0.0, 0.0, 1e-12, 1e-4, 1.0)) if call.deadline_us < CALM_US else 0.0,
+            size_bytes=rng.choice((0, 100, 10**7)),
+            durable=rng.random() < 0.4,
+        )
+
+    def set_limits(self) -> None:
+        rng = self.rng
+        limits = Tenant(
+            name=rng.choice(("acme", "evil", "other")),
+            weight=rng.choice((1.0, 5.0)),
+            rate_per_s=rng.choice((0.0, 0.0, 3.0, 100.0)),
+            burst=rng.choice((0.0, 20.0)),
+            concurrent=rng.choice((0, 0, 2, 20)),
+            unit_s_per_day=rng.choice((0.0, 0.0, 0.05)),
+        )
+        self.tell(ev.TenantUpdated(limits, rng.choice((0.0, 0.0, 1e3))))
 
     def running(self) -> list[int]:
         return [batch_id for batch_id, lease in self.ledger.batches.items() if lease.running]
@@ -319,7 +373,27 @@ class Chaos:
             value = self.rng.choice((0, 0, 0, 1))
         limits = self.rng.choice(((), (), (2, 1), (1, 0))) if asked.node == "e" else ()
         error = self.rng.choice(("bad-items", "Bad", "bad-value")) if wrong else ""
-        self.tell(ev.DataResolved(asked.call_id, asked.scope, asked.node, value, error, asked.execution_id, limits))
+        self.say(asked, ev.DataResolved(asked.call_id, asked.scope, asked.node, value, error, asked.execution_id, limits))
+
+    def say(self, asked: do.ResolveData, answer: ev.DataResolved) -> None:
+        """A run that is asked again, after a restart, is answered as it was: data follows from what is on disk."""
+        if asked.call_id in self.on_disk:
+            known, turn = self.answers.setdefault(question_of(asked), []), self.asked_again[question_of(asked)]
+            self.asked_again[question_of(asked)] += 1
+            if turn == len(known):
+                known.append(answer)
+            answer = known[turn]
+        self.tell(answer)
+
+    def write(self) -> None:
+        """The store has written the next entries: they take effect."""
+        for _ in range(min(len(self.ledger.journal), self.rng.choice((1, 1, 5)))):
+            self.write_one()
+
+    def write_one(self) -> None:
+        asked = self.ledger.journal.popleft()
+        self.on_disk[asked.call_id].append(asked.entry)
+        self.tell(ev.Journaled(asked.call_id, asked.entry))
 
     def beat(self) -> None:
         """A heartbeat: of a job that runs, or of one that is not waited for."""
@@ -342,6 +416,43 @@ class Chaos:
         self.now_us = max(self.now_us, at_us)
 
     # -------------------------------------------------------------------- trouble
+
+    def restart(self) -> None:
+        """The controller is lost with all it knew, and so are the calls that are not durable; another one takes over.
+
+        Of the entries that were on their way to the disk the first ones may have got there, without the old one knowing."""
+        for _ in range(self.rng.randint(0, len(self.ledger.journal))):
+            asked = self.ledger.journal.popleft()
+            self.on_disk[asked.call_id].append(asked.entry)
+        left = {call_id: call for call_id, call in self.ledger.open.items() if call.durable}
+        functions, devices = self.ledger.functions, self.ledger.devices
+        self.lost += self.ledger.open.keys() - left.keys()
+        self.ledger = Ledger(endings=self.ledger.endings)
+        self.ended, self.dying = [], []
+        self.asked_again.clear()
+        self.controller = self.fresh()
+        for device in devices.values():
+            self.tell(ev.DeviceJoined(device))
+        self.deploy(ev.Deployed(tuple(functions.values()), FLOWS if len(functions) == 4 else ()))
+        if not self.ledger.functions:
+            self.deploy_all()
+        for call_id, call in left.items():
+            self.tell(ev.CallRecovered(call))
+            self.answer_as_before(call_id)
+            for entry in tuple(self.on_disk[call_id]):
+                self.tell(ev.Journaled(call_id, entry))
+                self.answer_as_before(call_id)
+            self.tell(ev.ReplayDone(call_id))
+
+    def answer_as_before(self, call_id: str) -> None:
+        again = True
+        while again:
+            mine = [asked for asked in self.ledger.questions if asked.call_id == call_id]
+            known = [a for a in mine if self.asked_again[question_of(a)] < len(self.answers.get(question_of(a), ()))]
+            again = bool(known)
+            for asked in known:
+                self.ledger.questions.remove(asked)
+                self.say(asked, ev.DataResolved(call_id, asked.scope, asked.node))
 
     def lose_instance(self) -> None:
         if self.ledger.instances:
@@ -400,7 +511,7 @@ class Chaos:
             batch_id = self.rng.choice(self.running())
             self.ended.append(batch_id)
             nonsense.append(ev.BatchFinished(batch_id, -5, (ev.JobOutcome(),) * self.rng.choice((1, 3, 50))))
-        if self.ledger.questions:
+        if self.ledger.questions and self.ledger.questions[-1].call_id not in self.on_disk:
             asked = self.ledger.questions[-1]
             nonsense.append(ev.DataResolved(asked.call_id, asked.scope, asked.node, self.rng.choice((-1, 10**9))))
         self.tell(self.rng.choice(nonsense))
@@ -445,12 +556,13 @@ class Chaos:
         for name, family in (("cpu", "cpu"), ("gpu-1", "gpu"), ("gpu-2", "gpu"), ("gpu-3", "gpu")):
             spec = DeviceSpec(id=f"last-{name}", kind="k", units=8, memory_mib=4_000, family=family)
             self.tell(ev.DeviceJoined(spec))
-        began_us = self.now_us
+        began_us, began = self.now_us, len(self.log)
         while self.ledger.open or self.ledger.batches:
             busy = self.go_well()
             if not busy:
                 self.go_to(min(self.ledger.ticks))
             assert self.now_us - began_us < CALM_US, f"stuck: {sorted(self.ledger.open)}"
+            assert len(self.log) - began < MAX_EVENTS, f"busy without an end: {sorted(self.ledger.open)[:9]}"
         self.controller.state.check_quiet()
         return self.now_us - began_us
 
@@ -466,7 +578,10 @@ class Chaos:
         if self.ledger.questions:
             asked = self.ledger.questions.pop()
             value = int(asked.stage == "begin")
-            self.tell(ev.DataResolved(asked.call_id, asked.scope, asked.node, value, execution_id=asked.execution_id))
+            self.say(asked, ev.DataResolved(asked.call_id, asked.scope, asked.node, value, execution_id=asked.execution_id))
+            return True
+        if self.ledger.journal:
+            self.write_one()
             return True
         if running := self.running():
             self.go_to(self.now_us + 1_000)
@@ -485,8 +600,37 @@ def play(
     late_ticks: bool = False,
     crowd: bool = False,
     watched: bool = True,
+    clients: bool = False,
+    restarts: bool = False,
 ) -> Chaos:
-    world = Chaos(seed, policy, faults, late_ticks, crowd, watched)
+    world = Chaos(seed, policy, faults, late_ticks, crowd, watched, clients, restarts)
     for _ in range(steps):
         world.step()
     return world
+
+
+def world_of(seed: int) -> dict[str, Any]:
+    """What a seed stands for: `play(**world_of(seed))`."""
+    rng = random.Random(seed)
+    clients = rng.random() < 0.7
+    return {
+        "seed": seed,
+        "policy": rng.choice(POLICIES),
+        "steps": rng.choice((80, 40, 20, 10, 5)),
+        "faults": rng.choice((0.0, 0.15, 0.3, 0.6)),
+        "late_ticks": rng.random() < 0.5,
+        "crowd": rng.random() < 0.5,
+        "clients": clients,
+        "restarts": clients and rng.random() < 0.6,
+    }
+
+
+def ends_in_quiet_with_one_ending_for_each_call(seed: int) -> None:
+    """One world: every invariant after every event, and every call that was accepted ends once, those of a lost controller too
+    if they are durable."""
+    chaos = play(**world_of(seed))
+    chaos.drain()
+    assert not chaos.ledger.open, f"seed {seed}: accepted and never answered"
+    ends = Counter(ending.call_id for ending in chaos.ledger.endings)
+    arrived = Counter(event.call.id for _, event in chaos.log if isinstance(event, ev.CallArrived))
+    assert ends + Counter(chaos.lost) == arrived, f"seed {seed}: an ending too many, or one that is missing"

@@ -6,6 +6,7 @@ something no engine could do: two slices that overlap, a job run twice at once, 
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from lamina.core import actions as do
@@ -48,6 +49,7 @@ class Ledger:
     dropped: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)  #: jobs that have had their outcome
     ticks: list[int] = field(default_factory=list)  #: asked for, not delivered
+    journal: deque[do.AppendJournal] = field(default_factory=deque)  #: entries on their way to the disk
 
     # ------------------------------------------------------------------ what happened
 
@@ -133,6 +135,9 @@ class Ledger:
             case do.ResolveData():
                 assert action.call_id in self.open, "a question about a run that has ended"
                 self.questions.append(action)
+            case do.AppendJournal():
+                assert self.open[action.call_id].durable, "a journal of a run that is not durable"
+                self.journal.append(action)
             case do.DropJob():
                 self.dropped.add(action.job_id)
             case do.Kill():

@@ -187,3 +187,19 @@ def test_while_both_wait_neither_is_ahead_by_more_than_two_batches(weight_a: int
     script.at(40 * 100)
     counts = Counter(name[0] for name in order(script))
     assert abs(counts["a"] / weight_a - counts["b"] / weight_b) <= 2 * max_batch / min(weights.values()) + 1
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(st.sampled_from(("", "acme", "evil")), st.integers(-1, 1), st.integers(1, 9)), min_size=2, max_size=9),
+    st.integers(1, 8),
+)
+def test_what_comes_after_the_first_jobs_of_a_queue_is_none_of_them(waiting: list[tuple[str, int, int]], first: int) -> None:
+    """A policy that plans a second batch behind a first must not find a job in both."""
+    script = Script()
+    script.given(a_function(max_batch=16), policy=edf.Policy())
+    for number, (tenant, priority, due_ms) in enumerate(waiting):
+        calls(script, tenant, f"c{number}", within_us=due_ms * 1_000_000, priority=priority)
+    queue = script.controller.state.functions["f"].queue
+    head, rest = queue.first(first), queue.slice(first, len(waiting))
+    assert sorted(job.id for job in (*head, *rest)) == sorted(job.id for job in queue.jobs())

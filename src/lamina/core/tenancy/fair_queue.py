@@ -75,7 +75,8 @@ class FairQueue(Queue):
         return sorted(self._next_jobs(count), key=self._key)
 
     def slice(self, start: int, count: int) -> list[Job]:
-        return self.first(start + count)[start:]
+        """What would be taken next if `first(start)` were gone: cut by the order of service, which all counts share."""
+        return sorted(self._next_jobs(start + count)[start : start + count], key=self._key)
 
     def jobs(self) -> list[Job]:
         return self.first(self._count)
