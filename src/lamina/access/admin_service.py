@@ -13,6 +13,7 @@ import msgspec
 
 from lamina.access import access_store, passwords
 from lamina.access.access_control import AccessControl
+from lamina.access.authorization import Grant, rule_of
 from lamina.access.records import (
     MAX_SECRET_CHARS,
     Identity,
@@ -35,7 +36,7 @@ INVITATION_LIFE_US = 7 * 86_400_000_000
 class AdminService:
     def __init__(self, access: AccessControl) -> None:
         self._access = access
-        self.actions: dict[str, Callable[[Identity, Params], Awaitable[Any]]] = {
+        self.actions: dict[str, Callable[[Grant, Params], Awaitable[Any]]] = {
             "token/create": self._token_create,
             "token/list": self._token_list,
             "token/revoke": self._token_revoke,
@@ -55,14 +56,14 @@ class AdminService:
         action = self.actions.get(what)
         if action is None:
             raise NotFound(f"nothing called {what[:60]!r} can be done here", hint=f"there is {', '.join(self.actions)}")
-        if "admin" not in caller.scopes:
-            raise Forbidden(f"{caller.name} may not administer", hint="this takes the scope admin")
-        return await action(caller, params)
+        rule = rule_of("management", f"POST /v1/admin/{what}")
+        rule.check_identity(caller)
+        return await action(Grant(caller, rule), params)
 
     # -------------------------------------------------------------------- tokens
 
-    async def _token_create(self, caller: Identity, params: Params) -> Any:
-        tenant = self._tenant_of(caller, params)
+    async def _token_create(self, grant: Grant, params: Params) -> Any:
+        tenant = self._tenant_of(grant, params)
         name = checked_name(params.get("name", "token"), "name")
         scopes = checked_scopes(params.get("scopes", ["invoke", "read"]))
         now_us = self._access.now_us()
@@ -77,11 +78,11 @@ class AdminService:
             tenant=tenant,
             scopes=scopes,
             created_us=now_us,
-            created_by=caller.name,
+            created_by=grant.caller.name,
             expires_us=now_us + life_us,
         )
         await self._access.write_audited(
-            caller,
+            grant.caller,
             "token/create",
             token.id,
             lambda db: access_store.add(db, token, token.id, now_us),
@@ -89,21 +90,22 @@ class AdminService:
         )
         return {**_token_view(token), "token": text}
 
-    async def _token_list(self, caller: Identity, params: Params) -> Any:
-        return [_token_view(token) for token in self._access.tokens.values() if _can_see(caller, token.tenant)]
+    async def _token_list(self, grant: Grant, params: Params) -> Any:
+        return [_token_view(token) for token in self._access.tokens.values() if grant.sees(token.tenant)]
 
-    async def _token_revoke(self, caller: Identity, params: Params) -> Any:
+    async def _token_revoke(self, grant: Grant, params: Params) -> Any:
         token_id = str(params.get("id", ""))
-        found = [token for token in self._access.tokens.values() if token.id == token_id and _can_see(caller, token.tenant)]
+        found = [token for token in self._access.tokens.values() if token.id == token_id and grant.sees(token.tenant)]
         if not found:
             raise NotFound(f"no token {token_id[:40]!r}", hint="lamina token list")
-        await self._access.write_audited(caller, "token/revoke", token_id, lambda db: access_store.remove(db, Token, token_id))
+        await self._access.write_audited(
+            grant.caller, "token/revoke", token_id, lambda db: access_store.remove(db, Token, token_id)
+        )
         return {"revoked": token_id}
 
     # ------------------------------------------------------------------- tenants
 
-    async def _tenant_set(self, caller: Identity, params: Params) -> Any:
-        _require_operator(caller)
+    async def _tenant_set(self, grant: Grant, params: Params) -> Any:
         try:
             tenant = checked_tenant(msgspec.convert(dict(params), Tenant))
         except msgspec.ValidationError as error:
@@ -111,16 +113,15 @@ class AdminService:
         now_us = self._access.now_us()
         limits = msgspec.json.encode(tenant).decode()
         await self._access.write_audited(
-            caller, "tenant/set", tenant.name, lambda db: access_store.put(db, tenant, tenant.name, now_us), limits
+            grant.caller, "tenant/set", tenant.name, lambda db: access_store.put(db, tenant, tenant.name, now_us), limits
         )
         return msgspec.to_builtins(tenant)
 
-    async def _tenant_list(self, caller: Identity, params: Params) -> Any:
-        return [msgspec.to_builtins(tenant) for tenant in self._access.tenants.values() if _can_see(caller, tenant.name)]
+    async def _tenant_list(self, grant: Grant, params: Params) -> Any:
+        return [msgspec.to_builtins(tenant) for tenant in self._access.tenants.values() if grant.sees(tenant.name)]
 
-    async def _tenant_remove(self, caller: Identity, params: Params) -> Any:
+    async def _tenant_remove(self, grant: Grant, params: Params) -> Any:
         """Remove a tenant with its tokens and users: no credentials are left that could call in its name."""
-        _require_operator(caller)
         name = checked_name(params.get("name"), "name")
         tokens = [token.id for token in self._access.tokens.values() if token.tenant == name]
         people = [person.name for person in self._access.people.values() if person.tenant == name]
@@ -132,15 +133,15 @@ class AdminService:
             for person in people:
                 access_store.remove(db, Person, person)
 
-        await self._access.write_audited(caller, "tenant/remove", name, work)
+        await self._access.write_audited(grant.caller, "tenant/remove", name, work)
         for person in people:
             self._access.end_sessions(person)
         return {"removed": name, "tokens": len(tokens), "people": len(people)}
 
     # -------------------------------------------------------------------- people
 
-    async def _user_invite(self, caller: Identity, params: Params) -> Any:
-        tenant = self._tenant_of(caller, params)
+    async def _user_invite(self, grant: Grant, params: Params) -> Any:
+        tenant = self._tenant_of(grant, params)
         name = checked_name(params.get("name"), "name")
         scopes = checked_scopes(params.get("scopes", ["invoke", "read"]))
         now_us = self._access.now_us()
@@ -154,26 +155,30 @@ class AdminService:
             code_until_us=now_us + INVITATION_LIFE_US,
         )
         await self._access.write_audited(
-            caller, "user/invite", name, lambda db: access_store.add(db, person, name, now_us), f"{tenant}: {' '.join(scopes)}"
+            grant.caller,
+            "user/invite",
+            name,
+            lambda db: access_store.add(db, person, name, now_us),
+            f"{tenant}: {' '.join(scopes)}",
         )
         return {**_person_view(person), "code": code}
 
-    async def _user_list(self, caller: Identity, params: Params) -> Any:
-        return [_person_view(person) for person in self._access.people.values() if _can_see(caller, person.tenant)]
+    async def _user_list(self, grant: Grant, params: Params) -> Any:
+        return [_person_view(person) for person in self._access.people.values() if grant.sees(person.tenant)]
 
-    async def _user_remove(self, caller: Identity, params: Params) -> Any:
+    async def _user_remove(self, grant: Grant, params: Params) -> Any:
         name = checked_name(params.get("name"), "name")
         person = self._access.people.get(name)
-        if person is None or not _can_see(caller, person.tenant):
+        if person is None or not grant.sees(person.tenant):
             raise NotFound(f"no user {name!r}", hint="lamina user list")
-        await self._access.write_audited(caller, "user/remove", name, lambda db: access_store.remove(db, Person, name))
+        await self._access.write_audited(grant.caller, "user/remove", name, lambda db: access_store.remove(db, Person, name))
         self._access.end_sessions(name)
         return {"removed": name}
 
     # ------------------------------------------------------------------- secrets
 
-    async def _secret_set(self, caller: Identity, params: Params) -> Any:
-        tenant = self._tenant_of(caller, params)
+    async def _secret_set(self, grant: Grant, params: Params) -> Any:
+        tenant = self._tenant_of(grant, params)
         name = checked_name(params.get("name"), "name")
         value = params.get("value")
         if not isinstance(value, str) or not 1 <= len(value) <= MAX_SECRET_CHARS:
@@ -183,55 +188,45 @@ class AdminService:
         sealed = self._access.vault.seal(f"{tenant}/{name}", value)
         secret = Secret(tenant=tenant, name=name, sealed=sealed, changed_us=now_us)
         await self._access.write_audited(
-            caller, "secret/set", name, lambda db: access_store.put(db, secret, secret.owner, now_us), tenant
+            grant.caller, "secret/set", name, lambda db: access_store.put(db, secret, secret.owner, now_us), tenant
         )
         return {"tenant": tenant, "name": name}
 
-    async def _secret_list(self, caller: Identity, params: Params) -> Any:
+    async def _secret_list(self, grant: Grant, params: Params) -> Any:
         """List secrets by name: their values are never shown again."""
         return [
             {"tenant": secret.tenant, "name": secret.name, "changed_us": secret.changed_us}
             for secret in self._access.secrets.values()
-            if _can_see(caller, secret.tenant)
+            if grant.sees(secret.tenant)
         ]
 
-    async def _secret_remove(self, caller: Identity, params: Params) -> Any:
-        tenant = self._tenant_of(caller, params)
+    async def _secret_remove(self, grant: Grant, params: Params) -> Any:
+        tenant = self._tenant_of(grant, params)
         name = checked_name(params.get("name"), "name")
         await self._access.write_audited(
-            caller, "secret/remove", name, lambda db: access_store.remove(db, Secret, f"{tenant}/{name}"), tenant
+            grant.caller, "secret/remove", name, lambda db: access_store.remove(db, Secret, f"{tenant}/{name}"), tenant
         )
         return {"removed": name}
 
     # --------------------------------------------------------------------- audit
 
-    async def _audit_list(self, caller: Identity, params: Params) -> Any:
+    async def _audit_list(self, grant: Grant, params: Params) -> Any:
         after, limit = str(params.get("after", "")), params.get("limit", 100)
         if not isinstance(limit, int) or not 1 <= limit <= 1_000:
             raise BadValue(f"limit: {str(limit)[:40]!r} is not from 1 to 1000")
         page = await self._access.read(lambda db: access_store.read_audit(db, after, limit))
-        return [{"key": key, **msgspec.to_builtins(action)} for key, action in page if _can_see(caller, action.tenant)]
+        return [{"key": key, **msgspec.to_builtins(action)} for key, action in page if grant.sees(action.tenant)]
 
-    def _tenant_of(self, caller: Identity, params: Params) -> str:
+    def _tenant_of(self, grant: Grant, params: Params) -> str:
         """Tenant of a new record: the administrator's own, or for one of none, any that exists."""
-        tenant = params.get("tenant", caller.tenant)
-        if tenant == "" and not caller.tenant:
+        tenant = params.get("tenant", grant.tenant)
+        if tenant == "" and grant.sees(""):
             return ""
         tenant = checked_name(tenant, "tenant")
-        if not _can_see(caller, tenant):
-            raise Forbidden(f"{caller.name} administers tenant {caller.tenant!r} alone")
+        grant.check_owner(tenant, Forbidden(f"{grant.caller.name} administers tenant {grant.tenant!r} alone"))
         if tenant not in self._access.tenants:
             raise NotFound(f"no tenant {tenant!r}", hint=f"make it first: lamina tenant set {tenant}")
         return tenant
-
-
-def _require_operator(caller: Identity) -> None:
-    if caller.tenant:
-        raise Forbidden(f"{caller.name} administers tenant {caller.tenant!r} alone", hint="ask the operator of this server")
-
-
-def _can_see(caller: Identity, tenant: str) -> bool:
-    return not caller.tenant or caller.tenant == tenant
 
 
 def _token_view(token: Token) -> dict[str, Any]:

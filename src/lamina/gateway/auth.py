@@ -10,15 +10,16 @@ import ipaddress
 from collections.abc import Callable, Mapping
 
 from lamina.access.access_control import AccessControl
-from lamina.access.records import Identity, Scope
+from lamina.access.authorization import AccessRule
+from lamina.access.records import Identity
 from lamina.core.events import TenantUpdated
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.errors import BadValue, Forbidden, LaminaError, Unauthorized
 from lamina.server.exchange import HttpRequest
 from lamina.types import Tenant
 
-Authorize = Callable[[HttpRequest, Scope], Identity]
-"""The identity behind a request, if it has this scope; raises `Unauthorized` or `Forbidden`."""
+Authorize = Callable[[HttpRequest, AccessRule], Identity]
+"""The identity behind a request, if the rule of its route lets it in; raises `Unauthorized` or `Forbidden`."""
 
 LOCAL = Identity()
 """The local user of a server that needs no token."""
@@ -40,19 +41,20 @@ class Authenticator:
         self.requires_token = requires_token
         self._reject_cross_site = reject_cross_site
 
-    def authorize(self, request: HttpRequest, scope: Scope) -> Identity:
-        """The identity behind a request, if it has this scope; raises `Unauthorized` or `Forbidden`."""
+    def authorize(self, request: HttpRequest, rule: AccessRule) -> Identity:
+        """The identity behind a request, if the rule of its route lets it in; raises `Unauthorized` or `Forbidden`."""
         header = request.headers.get(b"authorization")
-        if header is None and not self.requires_token:
-            changes = scope in ("deploy", "admin")
+        if rule.reach == "public":
+            return LOCAL
+        if header is None and not self.requires_token and rule.reach != "token":
+            changes = rule.scope in ("deploy", "admin")
             if ((self._reject_cross_site or changes) and _is_cross_site(request)) or (
                 self._reject_cross_site and not _is_for_loopback(request)
             ):
                 raise Forbidden("this was sent by a page from somewhere else", hint="send Authorization: Bearer TOKEN")
             return LOCAL
         identity = self.authenticate(header)
-        if scope not in identity.scopes:
-            raise Forbidden(f"this token may not {scope}", hint=f"it may {', '.join(sorted(identity.scopes)) or 'nothing'}")
+        rule.check_identity(identity)
         return identity
 
     def check_head(self, headers: Mapping[bytes, bytes], then: Callable[[str | LaminaError], None]) -> None:

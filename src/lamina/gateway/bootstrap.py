@@ -37,7 +37,7 @@ from lamina.gateway.routes.router import Router
 from lamina.gateway.routes.targets import TargetRegistry, call_targets
 from lamina.planner.capacity_check import check_capacity
 from lamina.sdk.app import App
-from lamina.server.http1 import Handler, HttpLimits, HttpServer
+from lamina.server.http1 import HttpLimits, HttpServer
 from lamina.server.listener import server_context
 from lamina.server.memory_budget import MemoryBudget
 from lamina.server.process_status import ProcessStatus, default_memory_budget
@@ -99,7 +99,7 @@ class Gateway:
             {"values": lambda: loop.data.held_bytes, "shared": lambda: refs.pool.file_bytes if refs is not None else 0},
         )
         self.targets = TargetRegistry(call_targets(app))
-        self.billing = Billing(auth.authorize, store, time.time)
+        self.billing = Billing(store, time.time)
         statistics = ModelStatistics()
         self.metrics = Metrics(
             loop.controller,
@@ -129,14 +129,10 @@ class Gateway:
         catalogue = ModelCatalog(self.targets, lambda name: functions[name].spec if name in functions else None)
         inference = InferenceService(loop, catalogue, self.metrics, statistics, self.process, explain, grace, tracer)
         self.oip = OpenInference(inference, auth.authorize, self.is_ready, body_limit=limits.body_bytes)
-        run_routes = runs.RunRoutes(auth.authorize, self.durable) if self.durable is not None else None
-        mounts: dict[bytes, Handler] = {
-            b"/v1/bill": self.billing.handle,
-            V2_PREFIX: self.oip.rest.handle,
-            state.PREFIX: state.StateRoutes(auth.authorize, runtime.state, loop.engine.shared).handle,
-        }
+        run_routes = runs.RunRoutes(self.durable) if self.durable is not None else None
+        routes = self.billing.routes | state.StateRoutes(runtime.state, loop.engine.shared).routes
         if run_routes is not None:
-            mounts[runs.PREFIX] = run_routes.handle
+            routes |= run_routes.routes
         self.router = Router(
             loop,
             self.targets,
@@ -147,7 +143,8 @@ class Gateway:
             is_ready=self.is_ready,
             memory=self.budget.snapshot,
             openapi=lambda: document(self.targets.all, v2_paths(catalogue)),
-            mounts=mounts,
+            routes=routes,
+            mounts={V2_PREFIX: self.oip.rest.handle},
         )
         self.server = HttpServer(self.router.handle, parse_error_body, limits, OWN_HEADERS, self.budget, auth.check_head)
         self.ingress: IngressSupervisor | None = None  #: of the processes that speak HTTP and gRPC, if this one does not

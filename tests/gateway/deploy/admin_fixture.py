@@ -81,6 +81,7 @@ async def managed(
     runs: bool = False,
     grace_s: float = 5.0,
     on_event: EventObserver | None = None,
+    admin_host: str = "127.0.0.1",
     **options: Any,
 ) -> AsyncIterator[Managed]:
     """Uploads and the store are kept in `folder`, so that a second server there finds what the first one left; with `runs`
@@ -98,7 +99,7 @@ async def managed(
         store=store if runs else None,
         observers=GatewayObservers(on_event=on_event),
     )
-    admin = await open_admin(gateway, prepared)
+    admin = await open_admin(gateway, prepared, host=admin_host)
     try:
         yield Managed(gateway, admin)
     finally:

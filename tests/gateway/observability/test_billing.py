@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from lamina.access.authorization import Grant, rule_of
 from lamina.access.records import Identity
 from lamina.core.actions import FailCall, Reject, Reply
 from lamina.errors import BadValue, Forbidden
@@ -37,11 +38,12 @@ class Counter:
     def __init__(self, store: Store | None) -> None:
         self.identity = LOCAL
         self.now_s = NOON_S
-        self.bill = Billing(lambda request, scope: self.identity, store, lambda: self.now_s)
+        self.bill = Billing(store, lambda: self.now_s)
 
     async def ask(self, query: str = "") -> Any:
         exchange = Answered()
-        self.bill.handle(HttpRequest("GET", b"/v1/bill", query.encode(), {}, b"", True), exchange)
+        show, grant = self.bill.routes["GET /v1/bill"], Grant(self.identity, rule_of("calls", "GET /v1/bill"))
+        show(HttpRequest("GET", b"/v1/bill", query.encode(), {}, b"", True), exchange, grant)
         return (await exchange.said)["rows"]
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from lamina.access.authorization import AccessRule, Grant
+from lamina.access.records import Identity
 from lamina.errors import BadValue, UnknownTarget
 from lamina.gateway.oip.inference import timeout_and_priority
 from lamina.gateway.oip.model_catalog import ModelCatalog, model_config, model_metadata, repository_index
@@ -13,6 +15,7 @@ from lamina.gateway.routes.targets import CallTarget, TargetRegistry
 from lamina.sdk.tensors import Port, Signature, Tensor
 from lamina.types import FunctionSpec, ScaleSpec, Slo
 
+OPERATOR = Grant(Identity(), AccessRule("read", "visible"))
 PORTS = (Port("x", Tensor("FP32", [4])),)
 
 
@@ -28,22 +31,23 @@ def catalogue(*targets: CallTarget) -> tuple[ModelCatalog, TargetRegistry]:
 
 def test_the_newest_version_is_meant_where_none_is_named() -> None:
     found, _ = catalogue(target("m.v9", model="m", version="9"), target("m", model="m", version="10"))
-    assert (found.find("m", "", "").target_name, found.find("m", "9", "").target_name) == ("m", "m.v9")
-    assert model_metadata(found, found.find("m", "", ""))["versions"] == ["10", "9"]
+    assert (found.find("m", "", OPERATOR).target_name, found.find("m", "9", OPERATOR).target_name) == ("m", "m.v9")
+    assert model_metadata(found, found.find("m", "", OPERATOR))["versions"] == ["10", "9"]
 
 
 @pytest.mark.parametrize(("name", "version"), [("none", ""), ("m", "2")])
 def test_what_is_not_there_is_unknown(name: str, version: str) -> None:
     with pytest.raises(UnknownTarget):
-        catalogue(target("m"))[0].find(name, version, "")
+        catalogue(target("m"))[0].find(name, version, OPERATOR)
 
 
 def test_a_tenants_models_are_its_own() -> None:
     found, _ = catalogue(target("ours"), target("theirs", tenant="acme"))
-    assert [one["name"] for one in repository_index(found, False, "other")] == ["ours"]
-    assert [one["name"] for one in repository_index(found, False, "acme")] == ["ours", "theirs"]
+    acme, other = [Grant(Identity(tenant), AccessRule("read", "visible")) for tenant in ("acme", "other")]
+    assert [one["name"] for one in repository_index(found, False, other)] == ["ours"]
+    assert [one["name"] for one in repository_index(found, False, acme)] == ["ours", "theirs"]
     with pytest.raises(UnknownTarget):
-        found.find("theirs", "", "other")
+        found.find("theirs", "", other)
 
 
 def test_what_is_deployed_later_is_there_at_once() -> None:
@@ -55,7 +59,7 @@ def test_what_is_deployed_later_is_there_at_once() -> None:
 
 def test_the_configuration_is_what_a_repository_would_say() -> None:
     found, _ = catalogue(target("m"))
-    said = model_config(found, found.find("m", "", ""))
+    said = model_config(found, found.find("m", "", OPERATOR))
     assert said["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [4]}]
     assert (said["max_batch_size"], said["instance_group"][0]["count"]) == (8, 3)
     assert said["parameters"] == {"slo": {"string_value": "50000us"}}

@@ -18,6 +18,7 @@ from benchmarks.crash import crash
 from benchmarks.postgres import private_server
 
 from lamina import policies
+from lamina.access.authorization import AccessRule, Grant
 from lamina.access.records import Identity
 from lamina.bootstrap import open_local
 from lamina.durable.runs import MAX_RUNS
@@ -283,16 +284,17 @@ def test_a_run_past_its_deadline_is_not_begun(server: Server, client: Client):
 
 def test_one_tenant_does_not_see_the_runs_of_another(server: Server, client: Client):
     assert server.gateway is not None and server.gateway.durable is not None
-    routes = RunRoutes(lambda request, scope: Identity("another"), server.gateway.durable)
+    routes = RunRoutes(server.gateway.durable).routes
+    grant = Grant(Identity("another"), AccessRule("read", "own"))
     run = client.start("double", {"x": 5})
 
-    async def ask(path: str) -> tuple[int, Any]:
+    async def ask(route: str, *params: str) -> tuple[int, Any]:
         exchange = Answered()
-        routes.handle(HttpRequest("GET", path.encode(), b"", {}, b"", True), exchange)
+        routes[route](HttpRequest("GET", b"", b"", {}, b"", True), exchange, grant, *params)
         return await exchange.said
 
-    assert server.do(ask(f"/v1/runs/{run.id}"))[0] == 404
-    assert server.do(ask("/v1/runs")) == (200, {"runs": [], "next": None})
+    assert server.do(ask("GET /v1/runs/{run}", run.id))[0] == 404
+    assert server.do(ask("GET /v1/runs")) == (200, {"runs": [], "next": None})
 
 
 def test_the_client_for_asyncio_does_the_same(server: Server):

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from lamina.access.records import Identity
+from lamina.access.authorization import Grant
 from lamina.core.events import Deployed
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.scheduling.state import FunctionState
 from lamina.drivers.engine import TargetSource
 from lamina.drivers.realtime import RealtimeDriver
-from lamina.errors import Forbidden, NotFound, did_you_mean
+from lamina.errors import NotFound, did_you_mean
 from lamina.gateway.deploy import app_versions
 from lamina.gateway.deploy.app_versions import AppVersion
 from lamina.gateway.deploy.overrides import FunctionOverrides
@@ -47,23 +47,27 @@ class ActiveApps:
 
     # ------------------------------------------------------------------ permissions
 
-    def visible_to(self, caller: Identity) -> list[AppVersion]:
-        return [served for served in self.apps.values() if _is_visible(caller, served)]
+    def visible_to(self, grant: Grant) -> list[AppVersion]:
+        return [served for served in self.apps.values() if grant.sees(served.tenant)]
 
-    def visible_app(self, caller: Identity, app: str) -> AppVersion:
+    def find_app(self, grant: Grant, app: str) -> AppVersion:
+        """An app, if the caller reaches it."""
         served = self.apps.get(app)
-        if served is None or not _is_visible(caller, served):
-            seen = [one.app for one in self.visible_to(caller)]
-            raise NotFound(f"no app {app[:80]!r}", hint=did_you_mean(app[:80], seen, "lamina ls"))
+        seen = [one.app for one in self.visible_to(grant)]
+        missing = NotFound(f"no app {app[:80]!r}", hint=did_you_mean(app[:80], seen, "lamina ls"))
+        if served is None:
+            raise missing
+        grant.check_owner(served.tenant, missing)
         return served
 
-    def owner_app(self, caller: Identity, function: str) -> AppVersion:
-        """The app that has this function, if this identity may change it."""
+    def app_with_function(self, grant: Grant, function: str) -> AppVersion:
+        """The app that has this function, if the caller reaches it."""
         owner = self._app_with(function)
-        if owner is None or not _is_visible(caller, owner):
-            seen = [spec.name for one in self.visible_to(caller) for spec in one.manifest.functions]
-            raise NotFound(f"no function {function[:80]!r}", hint=did_you_mean(function[:80], seen, "lamina ls"))
-        check_owner(caller, owner.app, owner.tenant)
+        seen = [spec.name for one in self.visible_to(grant) for spec in one.manifest.functions]
+        missing = NotFound(f"no function {function[:80]!r}", hint=did_you_mean(function[:80], seen, "lamina ls"))
+        if owner is None:
+            raise missing
+        grant.check_owner(owner.tenant, missing)
         return owner
 
     def _app_with(self, function: str) -> AppVersion | None:
@@ -167,16 +171,6 @@ class ActiveApps:
     def _functions(self, served: AppVersion) -> list[FunctionState]:
         functions = self._loop.controller.state.functions
         return [functions[spec.name] for spec in served.manifest.functions]
-
-
-def check_owner(caller: Identity, app: str, tenant: str) -> None:
-    """Only its tenant, and the operator, may change an app."""
-    if caller.tenant and tenant != caller.tenant:
-        raise Forbidden(f"the app {app!r} is not of tenant {caller.tenant!r}", hint="deploy under another name")
-
-
-def _is_visible(caller: Identity, served: AppVersion) -> bool:
-    return not caller.tenant or not served.tenant or served.tenant == caller.tenant
 
 
 def _retired_specs(before: AppVersion, specs: list[FunctionSpec], known: dict[str, FunctionState]) -> list[FunctionSpec]:

@@ -1,20 +1,22 @@
 """Routes of the admin server, on a listener of their own: none of them can be reached where calls come in.
 
-Every route names the scope it takes. Slow work (a password, the store, an upload) runs in a task, not on the loop's turn.
+Slow work (a password, the store, an upload) runs in a task, not on the loop's turn.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from lamina.access.access_control import AccessControl
 from lamina.access.admin_service import AdminService
-from lamina.access.records import Identity, Scope
+from lamina.access.authorization import UNKNOWN_ROUTE, Grant, RouteMap
+from lamina.access.records import Identity
 from lamina.errors import BadValue, LaminaError, NotFound, Refused, Unauthorized
 from lamina.gateway.auth import Authenticator
 from lamina.gateway.deploy.deployments import Deployments
@@ -27,6 +29,8 @@ log = logging.getLogger("lamina")
 
 Given = dict[str, Any]
 Work = Coroutine[Any, Any, Any]
+AdminHandler = Callable[..., Work | None]
+"""The work for a request, with its exchange, its grant and what its path names; None if it has been answered."""
 
 
 class AdminRoutes:
@@ -41,10 +45,25 @@ class AdminRoutes:
         self._deployments = deployments
         self._function_logs = logs
         self._tasks: set[asyncio.Task[None]] = set()
+        handlers: dict[str, AdminHandler] = {
+            "GET /healthz": lambda request, exchange, grant: _now({"status": "ok"}),
+            "POST /v1/auth/log-in": self._log_in,
+            "POST /v1/auth/sign-up": self._sign_up,
+            "POST /v1/auth/log-out": self._log_out,
+            "GET /v1/whoami": lambda request, exchange, grant: _now(_shown(grant.caller)),
+            "GET /v1/apps": lambda request, exchange, grant: _now(deployments.list_apps(grant)),
+            "PUT /v1/apps/{app}": self._deploy,
+            "GET /v1/apps/{app}/history": lambda request, exchange, grant, app: deployments.history(grant, app),
+            "POST /v1/apps/{app}/rollback": self._rollback,
+            "POST /v1/functions/{function}/terms": self._override,
+            "GET /v1/logs": self._serve_logs,
+        }
+        handlers |= {f"POST /v1/admin/{what}": partial(self._administer, what) for what in admin.actions}
+        self._routes: RouteMap[AdminHandler] = RouteMap("management", handlers)
 
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
         try:
-            work = self._route(request, exchange)
+            work = self._start(request, exchange)
         except LaminaError as error:
             self._problem(exchange, error)
             return
@@ -53,73 +72,55 @@ class AdminRoutes:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _route(self, request: HttpRequest, exchange: Exchange) -> Work | None:
-        """The work for a request. The path is not percent-decoded: no name has a character that needs it."""
+    def _start(self, request: HttpRequest, exchange: Exchange) -> Work | None:
+        """The work for a request, if its caller may ask for it."""
         check_encoding(request)
-        parts = request.path.decode("latin-1").split("/")[1:]
-        match (request.method, *parts):
-            case ("GET", "healthz"):
-                exchange.respond(200, b'{"status":"ok"}')
-                return None
-            case ("POST", "v1", "auth", "log-in"):
-                given = _body(request)
-                return self._log_in(_text(given, "name"), _text(given, "password"))
-            case ("POST", "v1", "auth", "sign-up"):
-                given = _body(request)
-                return self._sign_up(_text(given, "name"), _text(given, "password"), _text(given, "code"))
-            case ("POST", "v1", "auth", "log-out"):
-                return self._log_out(request)
-            case ("GET", "v1", "whoami"):
-                return _now(_shown(self._identify(request, "read")))
-            case ("POST", "v1", "admin", noun, verb):
-                return self._admin.perform(self._identify(request, "admin"), f"{noun}/{verb}", _body(request))
-            case ("GET", "v1", "apps"):
-                return _now(self._deployments.list_apps(self._identify(request, "read")))
-            case ("PUT", "v1", "apps", app):
-                caller = self._identify(request, "deploy")
-                sha256, entry = request.header(b"lamina-sha256"), request.header(b"lamina-entry")
-                return self._deployments.deploy(caller, app, request.body, sha256.decode("latin-1"), entry.decode("latin-1"))
-            case ("GET", "v1", "apps", app, "history"):
-                return self._deployments.history(self._identify(request, "read"), app)
-            case ("POST", "v1", "apps", app, "rollback"):
-                caller, version = self._identify(request, "deploy"), _body(request).get("version")
-                if version is not None and (not isinstance(version, int) or isinstance(version, bool)):
-                    raise BadValue(f"version: {str(version)[:40]!r} is not a number")
-                return self._deployments.rollback(caller, app, version)
-            case ("POST", "v1", "functions", function, "terms"):
-                return self._deployments.override(self._identify(request, "deploy"), function, _body(request))
-            case ("GET", "v1", "logs"):
-                caller = self._identify(request, "read")
-                self._function_logs.serve(request, exchange, self._functions_of(caller), caller.tenant)
-                return None
-            case _:
-                self._identify(request, "read")
-                where = f"{request.method} {request.path[:80].decode('latin-1')}"
-                raise NotFound(
-                    f"nothing at {where!r}", hint="docs/how-to/authentication.md and docs/how-to/deploy.md list what there is"
-                )
+        found = self._routes.find(request.method, request.path)
+        if found is None or isinstance(found, str):
+            self._auth.authorize(request, UNKNOWN_ROUTE)
+            where = f"{request.method} {request.path[:80].decode('latin-1')}"
+            raise NotFound(
+                f"nothing at {where!r}", hint="docs/how-to/authentication.md and docs/how-to/deploy.md list what there is"
+            )
+        grant = Grant(self._auth.authorize(request, found.rule), found.rule)
+        return found.handler(request, exchange, grant, *found.params)
 
-    def _identify(self, request: HttpRequest, scope: Scope) -> Identity:
-        return self._auth.authorize(request, scope)
+    # ----------------------------------------------------------------------- routes
 
-    def _functions_of(self, caller: Identity) -> set[str]:
-        """Functions whose logs this identity may read."""
-        apps = [app for app in self._deployments.list_apps(caller) if not caller.tenant or app["tenant"] == caller.tenant]
-        return {function["name"] for app in apps for function in app["functions"]}
+    def _administer(self, what: str, request: HttpRequest, exchange: Exchange, grant: Grant) -> Work:
+        return self._admin.perform(grant.caller, what, _body(request))
 
-    async def _log_in(self, name: str, password: str) -> Given:
-        token, visit = await self._access.log_in(name, password)
+    def _deploy(self, request: HttpRequest, exchange: Exchange, grant: Grant, app: str) -> Work:
+        sha256, entry = request.header(b"lamina-sha256"), request.header(b"lamina-entry")
+        return self._deployments.deploy(grant, app, request.body, sha256.decode("latin-1"), entry.decode("latin-1"))
+
+    def _rollback(self, request: HttpRequest, exchange: Exchange, grant: Grant, app: str) -> Work:
+        version = _body(request).get("version")
+        if version is not None and (not isinstance(version, int) or isinstance(version, bool)):
+            raise BadValue(f"version: {str(version)[:40]!r} is not a number")
+        return self._deployments.rollback(grant, app, version)
+
+    def _override(self, request: HttpRequest, exchange: Exchange, grant: Grant, function: str) -> Work:
+        return self._deployments.override(grant, function, _body(request))
+
+    def _serve_logs(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
+        known = {function["name"] for app in self._deployments.list_apps(grant) for function in app["functions"]}
+        self._function_logs.serve(request, exchange, known, grant)
+
+    async def _log_in(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> Given:
+        given = _body(request)
+        token, visit = await self._access.log_in(_text(given, "name"), _text(given, "password"))
         left_s = (visit.until_us - self._access.now_us()) // 1_000_000
         return {"token": token, "expires_s": left_s, **_shown(visit.identity)}
 
-    async def _sign_up(self, name: str, password: str, code: str) -> Given:
-        await self._access.sign_up(name, password, code)
+    async def _sign_up(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> Given:
+        given = _body(request)
+        name = _text(given, "name")
+        await self._access.sign_up(name, _text(given, "password"), _text(given, "code"))
         return {"name": name}
 
-    async def _log_out(self, request: HttpRequest) -> Given:
-        header = request.header(b"authorization")
-        self._auth.authenticate(header or None)
-        self._access.log_out(header[7:].strip().decode("latin-1"))
+    async def _log_out(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> Given:
+        self._access.log_out(request.header(b"authorization")[7:].strip().decode("latin-1"))
         return {"logged_out": True}
 
     async def _answer(self, work: Work, exchange: Exchange) -> None:

@@ -18,11 +18,12 @@ from typing import Any
 import msgspec
 
 from lamina.access.access_control import AccessControl
+from lamina.access.authorization import Grant
 from lamina.access.records import Identity
 from lamina.drivers.realtime import RealtimeDriver
-from lamina.errors import BadValue, Conflict, LaminaError, NotFound
+from lamina.errors import BadValue, Conflict, Forbidden, LaminaError, NotFound
 from lamina.gateway.deploy import app_package, app_versions, overrides
-from lamina.gateway.deploy.active_apps import ActiveApps, RolloutFailure, check_owner
+from lamina.gateway.deploy.active_apps import ActiveApps, RolloutFailure
 from lamina.gateway.deploy.app_versions import AppVersion, VersionRecord
 from lamina.gateway.deploy.overrides import FunctionOverrides
 from lamina.gateway.deploy.rollout import Rollout
@@ -92,14 +93,14 @@ class Deployments:
 
     # ------------------------------------------------------------------- commands
 
-    async def deploy(self, caller: Identity, app: str, body: bytes, sha256: str, entry: str) -> dict[str, Any]:
+    async def deploy(self, grant: Grant, app: str, body: bytes, sha256: str, entry: str) -> dict[str, Any]:
         _check_upload(app, body, sha256, entry)
         async with self._lock:
             before = self.active.apps.get(app)
             past = await self._access.read(lambda db: app_versions.history(db, app))
             number = past[0].number + 1 if past else 1
-            tenant = before.tenant if before is not None else past[0].tenant if past else caller.tenant
-            check_owner(caller, app, tenant)
+            tenant = before.tenant if before is not None else past[0].tenant if past else grant.tenant
+            grant.check_owner(tenant, Forbidden(f"the name {app!r} is taken", hint="deploy under another name"))
             served = await self._unpack(app, number, tenant, body, entry)
             version = VersionRecord(
                 app=app,
@@ -108,20 +109,19 @@ class Deployments:
                 entry=entry,
                 bytes=len(body),
                 tenant=tenant,
-                by=caller.name,
+                by=grant.caller.name,
                 at_us=self._access.now_us(),
             )
             await self._access.write(partial(_save_version, version=version))
             before = before or app_versions.empty_version(app, tenant)
-            await self._activate(caller, served, before, "deploy", f"version {number}, sha256 {version.sha256}")
+            await self._activate(grant.caller, served, before, "deploy", f"version {number}, sha256 {version.sha256}")
             await asyncio.to_thread(self._delete_old, app, number)
             return self.active.summary(served)
 
-    async def rollback(self, caller: Identity, app: str, number: int | None) -> dict[str, Any]:
+    async def rollback(self, grant: Grant, app: str, number: int | None) -> dict[str, Any]:
         """Back to the version before, or to the one named."""
         async with self._lock:
-            served = self.active.visible_app(caller, app)
-            check_owner(caller, app, served.tenant)
+            served = self.active.find_app(grant, app)
             past = await self._access.read(lambda db: app_versions.history(db, app))
             if number is None:
                 number = max((one.number for one in past if one.number < served.number), default=0)
@@ -129,14 +129,14 @@ class Deployments:
                 raise Conflict(f"version {number} of {app!r} is what is served")
             to = self.active.initial if number == 0 and app == self.active.initial.app else await self._load_stored(app, number)
             self._check(to)
-            await self._activate(caller, to, None, "rollback", f"version {to.number}")
+            await self._activate(grant.caller, to, None, "rollback", f"version {to.number}")
             return self.active.summary(to)
 
-    async def override(self, caller: Identity, function: str, given: dict[str, Any]) -> dict[str, Any]:
+    async def override(self, grant: Grant, function: str, given: dict[str, Any]) -> dict[str, Any]:
         """Scale or resize one function; another size of its own slice takes new instances."""
         async with self._lock:
             stage = self.active
-            owner = stage.owner_app(caller, function)
+            owner = stage.app_with_function(grant, function)
             spec = next(one for one in owner.function_specs(stage.overrides) if one.name == function)
             before = stage.overrides.get(function, FunctionOverrides())
             after = before.updated(spec, given, stage.devices)
@@ -150,7 +150,7 @@ class Deployments:
             now_us = self._access.now_us()
             note = msgspec.json.encode(given).decode()
             await self._access.write_audited(
-                caller, "change", function, lambda db: overrides.save(db, function, after, now_us), note
+                grant.caller, "change", function, lambda db: overrides.save(db, function, after, now_us), note
             )
             return {
                 "function": function,
@@ -160,11 +160,11 @@ class Deployments:
 
     # --------------------------------------------------------------------- reads
 
-    def list_apps(self, caller: Identity) -> list[dict[str, Any]]:
-        return [self.active.summary(served, in_full="deploy" in caller.scopes) for served in self.active.visible_to(caller)]
+    def list_apps(self, grant: Grant) -> list[dict[str, Any]]:
+        return [self.active.summary(served, in_full="deploy" in grant.caller.scopes) for served in self.active.visible_to(grant)]
 
-    async def history(self, caller: Identity, app: str) -> list[dict[str, Any]]:
-        served = self.active.visible_app(caller, app)
+    async def history(self, grant: Grant, app: str) -> list[dict[str, Any]]:
+        served = self.active.find_app(grant, app)
         past = await self._access.read(lambda db: app_versions.history(db, app))
         return [{**msgspec.to_builtins(one), "current": one.number == served.number} for one in past]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from lamina.access.authorization import Grant, rule_of
 from lamina.core.actions import Reply
 from lamina.errors import LaminaError
 from lamina.gateway.ingress.messages import (
@@ -48,6 +49,9 @@ from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.grpc import RpcContext, RpcError
 from lamina.values.references import ShmRef, Stored
 from lamina.values.slot_refs import SlotReferences, WorkerSlots
+
+INFER = rule_of("grpc", "ModelInfer")
+"""An ingress sends inferences of both protocols alike, and their rows in the table are alike."""
 
 PROCESS_SPEC = ProcessSpec("lamina.gateway.ingress.main", ingress_reader)
 
@@ -220,8 +224,8 @@ class IngressSession:
         inference = self._inference
         submitted = 0
         try:
-            caller = self._router.authorize(head, "invoke")
-            model = inference.catalogue.find(message.model, message.version, caller.tenant)
+            caller = self._router.authorize(head, INFER)
+            model = inference.catalogue.find(message.model, message.version, Grant(caller, INFER))
             inference.check_available(model)
             trace = head.headers.get(b"traceparent", b"")
             request = InferenceRequest(model, (), (), message.timeout_us, message.priority, caller, trace)

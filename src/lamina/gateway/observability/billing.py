@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 
+from lamina.access.authorization import Grant
 from lamina.core.actions import Reject, Reply
 from lamina.drivers.driver import Ending
 from lamina.errors import BadValue, Forbidden, LaminaError
-from lamina.gateway.auth import Authorize
 from lamina.gateway.observability.rolling_stats import BatchUsage
 from lamina.gateway.routes.http_codec import parse_query
-from lamina.gateway.routes.problems import answered, error_problem, reject_method, respond_problem
+from lamina.gateway.routes.problems import answered, error_problem, respond_problem
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.store import bills
 from lamina.store.base import Session, Store
@@ -36,8 +36,8 @@ _FIELD = {"function": "target"}
 class Billing:
     """Cost accounting of one server. Without a store it covers the time since the server started."""
 
-    def __init__(self, authorize: Authorize, store: Store | None, wall_s: Callable[[], float]) -> None:
-        self._authorize = authorize
+    def __init__(self, store: Store | None, wall_s: Callable[[], float]) -> None:
+        self.routes: dict[str, Callable[..., None]] = {"GET /v1/bill": self._show}
         self._store = store
         self._wall_s = wall_s
         self._unsaved: dict[str, dict[BillKey, BillTotals]] = {bills.CALLS: {}, bills.STEPS: {}}
@@ -113,11 +113,7 @@ class Billing:
 
     # ---------------------------------------------------------------------- asking
 
-    def handle(self, request: HttpRequest, exchange: Exchange) -> None:
-        if request.method not in ("GET", "HEAD"):
-            reject_method(request, exchange, "GET, HEAD")
-            return
-        caller = self._authorize(request, "read")
+    def _show(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
         query = parse_query(request, ("from", "to", "by"))
         today = datetime.fromtimestamp(self._wall_s(), UTC).strftime("%Y-%m-%d")
         first, last = _day(query, "from", today[:8] + "01"), _day(query, "to", today)
@@ -127,9 +123,9 @@ class Billing:
             if part not in known:
                 hint = f"by {', '.join(_BY)}; or by {' and '.join(_BY_FUNCTION)}"
                 raise BadValue(f"by: {part[:40]!r} is none of {', '.join(known)}", hint=hint)
-        if book == bills.STEPS and caller.tenant:
+        if book == bills.STEPS and not grant.sees(""):  # functions are billed without tenants
             raise Forbidden("functions are billed over all tenants, for the operator of the server", hint="by=tenant,target")
-        tenant = caller.tenant or None  # a tenant sees its own rows only
+        tenant = grant.tenant or None  # a tenant sees its own rows only
 
         def answer(found: list[tuple[BillKey, BillTotals]] | LaminaError) -> None:
             if isinstance(found, LaminaError):

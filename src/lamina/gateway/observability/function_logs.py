@@ -9,6 +9,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
+from lamina.access.authorization import Grant
 from lamina.errors import BadValue, NotFound
 from lamina.gateway.routes.http_codec import parse_query
 from lamina.server.exchange import Exchange, HttpRequest
@@ -45,8 +46,8 @@ class FunctionLogs:
             if wants(owner, line):
                 exchange.send_chunk(_encoded(line))
 
-    def serve(self, request: HttpRequest, exchange: Exchange, known: set[str], tenant: str) -> None:
-        """Respond with lines of the functions of a tenant, or for the operator ("") of all; `known` are their names.
+    def serve(self, request: HttpRequest, exchange: Exchange, known: set[str], grant: Grant) -> None:
+        """Respond with lines the caller may see; `known` are the functions there are for it.
 
         `?function=NAME&call=ID&tail=100&follow=1`: the last lines, and with `follow` those to come."""
         asked = parse_query(request, ("function", "call", "tail", "follow"))
@@ -58,8 +59,7 @@ class FunctionLogs:
             raise NotFound(f"no function or instance {name[:80]!r}", hint="lamina ls shows what there is")
 
         def wants(owner: str, line: FunctionLogLine) -> bool:
-            mine = not tenant or owner == tenant
-            return mine and name in ("", line.function, line.instance) and (not call or call in line.calls)
+            return grant.sees(owner) and name in ("", line.function, line.instance) and (not call or call in line.calls)
 
         found = [line for owner, line in self._lines if wants(owner, line)]
         exchange.start_stream(200, CONTENT_TYPE)

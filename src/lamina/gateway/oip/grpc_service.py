@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lamina.access.records import Identity, Scope
+from lamina.access.authorization import Grant, rule_of
+from lamina.access.records import Identity
 from lamina.errors import LaminaError
 from lamina.gateway.auth import Authorize
 from lamina.gateway.oip import model_catalog
@@ -35,25 +36,24 @@ class GrpcMethods(InferenceMethods):
         self._is_ready = is_ready
         self._inference = inference
         self._repository = repository
+        self._rules = {name: rule_of("grpc", name) for name, *_ in self.schema.methods}
         self.request_types = {name: self.schema[asks] for name, asks, *_ in self.schema.methods}
         self._parse = import_grpc_extra("google.protobuf.json_format").ParseDict
-        self._documents: dict[str, Callable[[Any, str], dict[str, Any]]] = {
-            "ServerMetadata": lambda message, tenant: model_catalog.server_metadata(),
-            "ModelMetadata": lambda message, tenant: model_catalog.model_metadata(
-                inference.catalogue, self._find(message, tenant)
-            ),
-            "ModelConfig": lambda message, tenant: {
-                "config": model_catalog.model_config(inference.catalogue, self._find(message, tenant))
+        self._documents: dict[str, Callable[[Any, Grant], dict[str, Any]]] = {
+            "ServerMetadata": lambda message, grant: model_catalog.server_metadata(),
+            "ModelMetadata": lambda message, grant: model_catalog.model_metadata(inference.catalogue, self._find(message, grant)),
+            "ModelConfig": lambda message, grant: {
+                "config": model_catalog.model_config(inference.catalogue, self._find(message, grant))
             },
-            "ModelReady": lambda message, tenant: {"ready": inference.catalogue.is_loaded(self._find(message, tenant))},
+            "ModelReady": lambda message, grant: {"ready": inference.catalogue.is_loaded(self._find(message, grant))},
             "ModelStatistics": self._statistics,
-            "RepositoryIndex": lambda message, tenant: {
-                "models": model_catalog.repository_index(inference.catalogue, message.ready, tenant)
+            "RepositoryIndex": lambda message, grant: {
+                "models": model_catalog.repository_index(inference.catalogue, message.ready, grant)
             },
         }
 
-    def _find(self, message: Any, tenant: str) -> ServedModel:
-        return self._inference.catalogue.find(message.name, message.version, tenant)
+    def _find(self, message: Any, grant: Grant) -> ServedModel:
+        return self._inference.catalogue.find(message.name, message.version, grant)
 
     # ------------------------------------------------------------------- methods
 
@@ -72,25 +72,24 @@ class GrpcMethods(InferenceMethods):
         elif name == "ServerReady":
             then(self.schema["ServerReadyResponse"](ready=self._is_ready()))
         elif name in self._documents:
-            tenant = self._authorize(context, "read").tenant
-            then(self._parse(self._documents[name](message, tenant), self.schema[f"{name}Response"]()))
+            then(self._parse(self._documents[name](message, self._authorize(context, name)), self.schema[f"{name}Response"]()))
         else:
             self._change(name, message, context, then)
         return None
 
     def _change(self, name: str, message: Any, context: RpcContext, then: OnMessage) -> None:
-        tenant = self._authorize(context, "deploy").tenant
+        grant = self._authorize(context, name)
         change = self._repository.load if name == "RepositoryModelLoad" else self._repository.unload
 
         def on_end(error: LaminaError | None) -> None:
             then(self.schema[f"{name}Response"]() if error is None else rpc_error(error_problem(error)))
 
-        change(message.model_name, tenant, decode_parameters(message.parameters), on_end)
+        change(message.model_name, grant, decode_parameters(message.parameters), on_end)
 
-    def _statistics(self, message: Any, tenant: str) -> dict[str, Any]:
+    def _statistics(self, message: Any, grant: Grant) -> dict[str, Any]:
         if not message.name:
-            return self._repository.statistics(tenant)
-        return {"model_stats": [self._inference.statistics.as_dict(self._find(message, tenant))]}
+            return self._repository.statistics(grant)
+        return {"model_stats": [self._inference.statistics.as_dict(self._find(message, grant))]}
 
     def stream(self, message: Any, context: RpcContext, then: OnMessage, done: Callable[[], None]) -> Callable[[], None] | None:
         try:
@@ -105,8 +104,9 @@ class GrpcMethods(InferenceMethods):
         return self._inference
 
     def find(self, name: str, version: str, context: RpcContext) -> tuple[ServedModel, Identity]:
-        caller = self._authorize(context, "invoke")
-        return self._inference.catalogue.find(name, version, caller.tenant), caller
+        grant = self._authorize(context, "ModelInfer")  # which ModelStreamInfer has many of
+        return self._inference.catalogue.find(name, version, grant), grant.caller
 
-    def _authorize(self, context: RpcContext, scope: Scope) -> Identity:
-        return self._authorize_request(HttpRequest("POST", b"/", b"", dict(context.headers), b"", True), scope)
+    def _authorize(self, context: RpcContext, name: str) -> Grant:
+        rule = self._rules[name]
+        return Grant(self._authorize_request(HttpRequest("POST", b"/", b"", dict(context.headers), b"", True), rule), rule)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import lamina
+from lamina.access.authorization import Grant
 from lamina.errors import UnknownTarget
 from lamina.gateway.routes.targets import CallTarget, TargetRegistry
 from lamina.sdk.tensors import RESULT, Port, Signature
@@ -73,19 +74,21 @@ class ModelCatalog:
                 self._models.setdefault(model.name, {})[model.version] = model
         return self._models
 
-    def find(self, name: str, version: str, tenant: str) -> ServedModel:
+    def find(self, name: str, version: str, grant: Grant) -> ServedModel:
         versions = self.models.get(name)
-        if versions is None or not latest_version(versions).call_target.is_visible_to(tenant):
-            raise UnknownTarget(f"no model {name[:80]!r}", hint="POST /v2/repository/index lists them")
+        missing = UnknownTarget(f"no model {name[:80]!r}", hint="POST /v2/repository/index lists them")
+        if versions is None:
+            raise missing
+        grant.check_owner(latest_version(versions).call_target.tenant, missing)
         if not version:
             return latest_version(versions)
         if version not in versions:
             raise UnknownTarget(f"model {name!r} has no version {version[:80]!r}", hint=f"there is {', '.join(versions)}")
         return versions[version]
 
-    def visible_to(self, tenant: str) -> list[ServedModel]:
+    def visible_to(self, grant: Grant) -> list[ServedModel]:
         versions = (model for versions in self.models.values() for model in versions.values())
-        return [model for model in versions if model.call_target.is_visible_to(tenant)]
+        return [model for model in versions if grant.sees(model.call_target.tenant)]
 
     def is_loaded(self, model: ServedModel) -> bool:
         return model.name not in self.unloaded
@@ -159,10 +162,10 @@ def model_config(catalogue: ModelCatalog, model: ServedModel) -> dict[str, Any]:
     return found
 
 
-def repository_index(catalogue: ModelCatalog, only_ready: bool, tenant: str) -> list[dict[str, str]]:
+def repository_index(catalogue: ModelCatalog, only_ready: bool, grant: Grant) -> list[dict[str, str]]:
     """Index of the model repository."""
     found = []
-    for model in catalogue.visible_to(tenant):
+    for model in catalogue.visible_to(grant):
         reason = catalogue.unloaded.get(model.name)
         if reason is None or not only_ready:
             state = "READY" if reason is None else "UNAVAILABLE"

@@ -12,10 +12,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from lamina.access.authorization import Grant
 from lamina.core.events import Deployed
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.scheduling.state import FunctionState
-from lamina.errors import BadValue, Forbidden, LaminaError, LoadFailed
+from lamina.errors import BadValue, LaminaError, LoadFailed
 from lamina.gateway.oip.inference_service import InferenceService
 from lamina.gateway.oip.model_catalog import ServedModel
 from lamina.types import ScaleSpec
@@ -34,34 +35,27 @@ class ModelRepository:
         self._inference = inference
         self._scales: dict[str, ScaleSpec] = {}  #: as deployed, of what was changed here
 
-    def load(self, name: str, tenant: str, parameters: Mapping[str, Any], on_end: OnEnd) -> None:
+    def load(self, name: str, grant: Grant, parameters: Mapping[str, Any], on_end: OnEnd) -> None:
         _check_parameters(parameters)
-        model = self._owned(name, tenant)
+        model = self._inference.catalogue.find(name, "", grant)
         self._inference.catalogue.unloaded.pop(name, None)
         for function in self._functions(name):
             scale = self._scales.get(function.spec.name, function.spec.scale)
             self._set(function, replace(scale, min=max(1, scale.min), max=max(1, scale.max)))
         self._wait_loaded(model, asyncio.get_running_loop().time() + LOAD_TIMEOUT_S, on_end)
 
-    def unload(self, name: str, tenant: str, parameters: Mapping[str, Any], on_end: OnEnd) -> None:
+    def unload(self, name: str, grant: Grant, parameters: Mapping[str, Any], on_end: OnEnd) -> None:
         _check_parameters(parameters, "unload_dependents")
-        self._owned(name, tenant)
+        self._inference.catalogue.find(name, "", grant)
         self._inference.catalogue.unloaded[name] = "unloaded"
         for function in self._functions(name):
             self._set(function, replace(_NONE, max=function.spec.scale.max))
         on_end(None)
 
-    def statistics(self, tenant: str) -> dict[str, Any]:
+    def statistics(self, grant: Grant) -> dict[str, Any]:
         return {
-            "model_stats": [self._inference.statistics.as_dict(model) for model in self._inference.catalogue.visible_to(tenant)]
+            "model_stats": [self._inference.statistics.as_dict(model) for model in self._inference.catalogue.visible_to(grant)]
         }
-
-    def _owned(self, name: str, tenant: str) -> ServedModel:
-        """A model that this tenant may load and unload: all tenants see the operator's, and only the operator touches them."""
-        model = self._inference.catalogue.find(name, "", tenant)
-        if tenant and model.call_target.tenant != tenant:
-            raise Forbidden(f"model {name!r} is not of tenant {tenant!r}", hint="ask the operator of this server")
-        return model
 
     def _functions(self, name: str) -> list[FunctionState]:
         """Functions of all versions; a workflow has none of its own."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from lamina import encoding
+from lamina.access.authorization import UNKNOWN_ROUTE, Grant, MatchedRoute, RouteMap
 from lamina.errors import BadValue, LaminaError, UnknownTarget
 from lamina.gateway.auth import Authorize
 from lamina.gateway.observability import logs
@@ -21,6 +23,9 @@ from lamina.gateway.routes.http_codec import JSON
 from lamina.gateway.routes.problems import error_problem, method_problem
 from lamina.server.compression import decompress
 from lamina.server.exchange import Exchange, HttpRequest
+
+RestHandler = Callable[..., None]
+"""Handles a request with its exchange, its grant, and the model and version of its path."""
 
 _encode = msgspec.json.encode
 
@@ -41,116 +46,87 @@ class OpenInferenceRoutes:
         self._inference = inference
         self._repository = repository
         self._limit = body_limit
+        routes: dict[str, RestHandler] = {
+            "GET /v2": self._document(lambda grant: model_catalog.server_metadata()),
+            "GET /v2/health/live": lambda request, exchange, grant: _health(exchange, "live", True),
+            "GET /v2/health/ready": lambda request, exchange, grant: _health(exchange, "ready", is_ready()),
+            "GET /v2/models/stats": self._document(repository.statistics),
+            "POST /v2/repository/index": self._index,
+            "POST /v2/repository/models/{model}/load": partial(self._change, repository.load),
+            "POST /v2/repository/models/{model}/unload": partial(self._change, repository.unload),
+        }
+        for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+            routes |= {
+                f"GET {model}": self._model_document(lambda found: model_catalog.model_metadata(inference.catalogue, found)),
+                f"GET {model}/config": self._model_document(lambda found: model_catalog.model_config(inference.catalogue, found)),
+                f"GET {model}/stats": self._model_document(lambda found: {"model_stats": [inference.statistics.as_dict(found)]}),
+                f"GET {model}/ready": self._model_ready,
+                f"POST {model}/infer": self._infer,
+                f"POST {model}/generate": partial(self._generate, False),
+                f"POST {model}/generate_stream": partial(self._generate, True),
+            }
+        self._routes: RouteMap[RestHandler] = RouteMap("calls", routes)
 
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
         try:
+            found = self._routes.find(request.method, request.path.rstrip(b"/"))
+            if isinstance(found, str):
+                _reject_method(request, exchange, found)
+                return
+            if found is None:
+                self._authorize(request, UNKNOWN_ROUTE)
+                raise _not_found(request)
+            grant = Grant(self._authorize(request, found.rule), found.rule)  # before a body is opened, which is work
             compression = request.header(b"content-encoding")
             if compression and compression != b"identity":
-                self._authorize(request, "invoke")  # opening it is work
-                decompress(request.body, compression, self._limit, lambda found: self._on_decompressed(request, exchange, found))
+                then = partial(self._on_decompressed, found, grant, request, exchange)
+                decompress(request.body, compression, self._limit, then)
             else:
-                self._route(request, exchange)
+                found.handler(request, exchange, grant, *found.params)
         except LaminaError as error:
             respond_error(exchange, error_problem(error))
 
-    def _on_decompressed(self, request: HttpRequest, exchange: Exchange, found: bytes | LaminaError) -> None:
+    def _on_decompressed(
+        self,
+        route: MatchedRoute[RestHandler],
+        grant: Grant,
+        request: HttpRequest,
+        exchange: Exchange,
+        found: bytes | LaminaError,
+    ) -> None:
         try:
             if isinstance(found, LaminaError):
                 raise found
             whole = HttpRequest(request.method, request.path, request.query, request.headers, found, request.keep_alive)
-            self._route(whole, exchange)
+            route.handler(whole, exchange, grant, *route.params)
         except LaminaError as error:
             respond_error(exchange, error_problem(error))
 
-    # -------------------------------------------------------------------- routes
-
-    def _route(self, request: HttpRequest, exchange: Exchange) -> None:
-        match request.path.rstrip(b"/").decode("latin-1").split("/")[2:]:
-            case ["models", name, "infer"]:
-                self._infer(request, exchange, name, "")
-            case ["models", name, "versions", version, "infer"]:
-                self._infer(request, exchange, name, version)
-            case []:
-                self._respond_document(request, exchange, lambda tenant: model_catalog.server_metadata())
-            case ["health", "live"]:
-                self._health(request, exchange, "live", True)
-            case ["health", "ready"]:
-                self._health(request, exchange, "ready", self._is_ready())
-            case ["models", "stats"]:
-                self._respond_document(request, exchange, self._repository.statistics)
-            case ["models", name, "versions", version, *rest]:
-                self._model(request, exchange, name, version, rest)
-            case ["models", name, *rest]:
-                self._model(request, exchange, name, "", rest)
-            case ["repository", "index"]:
-                self._index(request, exchange)
-            case ["repository", "models", name, ("load" | "unload") as verb]:
-                self._change(request, exchange, name, verb)
-            case _:
-                raise _not_found(request, "GET /v2 tells about this server, POST /v2/repository/index lists the models")
-
-    def _model(self, request: HttpRequest, exchange: Exchange, name: str, version: str, rest: list[str]) -> None:
-        catalogue = self._inference.catalogue
-
-        def model(tenant: str) -> ServedModel:
-            return catalogue.find(name, version, tenant)
-
-        match rest:
-            case []:
-                self._respond_document(request, exchange, lambda tenant: model_catalog.model_metadata(catalogue, model(tenant)))
-            case ["ready"]:
-                tenant = self._authorize(request, "read").tenant
-                self._health(request, exchange, "ready", catalogue.is_loaded(model(tenant)), {"name": name})
-            case ["config"]:
-                self._respond_document(request, exchange, lambda tenant: model_catalog.model_config(catalogue, model(tenant)))
-            case ["stats"]:
-                self._respond_document(
-                    request, exchange, lambda tenant: {"model_stats": [self._inference.statistics.as_dict(model(tenant))]}
-                )
-            case [("generate" | "generate_stream") as verb]:
-                if self._check_method(request, exchange, "POST"):
-                    caller = self._authorize(request, "invoke")
-                    in_pieces = verb == "generate_stream"
-                    handle_generate(self._inference, model(caller.tenant), request, exchange, caller, in_pieces=in_pieces)
-            case _:
-                raise _not_found(request, "of a model there are infer, ready, config, stats, generate, generate_stream")
-
     # --------------------------------------------------------------------- reads
 
-    def _check_method(self, request: HttpRequest, exchange: Exchange, *methods: str) -> bool:
-        if request.method in methods:
-            return True
-        allowed = ", ".join(methods)
-        problem = method_problem(request, allowed)
-        logs.log_rejection(problem)
-        headers = problem.headers() + b"allow: %s\r\n" % allowed.encode()
-        exchange.respond(405, _encode({"error": error_text(problem)}), JSON, headers)
-        return False
+    def _document(self, make: Callable[[Grant], Any]) -> RestHandler:
+        def respond(request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
+            exchange.respond(200, _encode(make(grant)))
 
-    def _respond_document(self, request: HttpRequest, exchange: Exchange, what: Callable[[str], Any]) -> None:
-        """Respond with a document; `what` gets the client's tenant."""
-        if self._check_method(request, exchange, "GET", "HEAD"):
-            exchange.respond(200, _encode(what(self._authorize(request, "read").tenant)))
+        return respond
 
-    def _health(
-        self, request: HttpRequest, exchange: Exchange, word: str, is_well: bool, more: dict[str, Any] | None = None
-    ) -> None:
-        """Health with a body: some clients look at the status alone, some at the word."""
-        if self._check_method(request, exchange, "GET", "HEAD"):
-            exchange.respond(200 if is_well else 400, _encode({**(more or {}), word: is_well}))
+    def _model_document(self, make: Callable[[ServedModel], Any]) -> RestHandler:
+        def respond(request: HttpRequest, exchange: Exchange, grant: Grant, name: str, version: str = "") -> None:
+            exchange.respond(200, _encode(make(self._inference.catalogue.find(name, version, grant))))
+
+        return respond
+
+    def _model_ready(self, request: HttpRequest, exchange: Exchange, grant: Grant, name: str, version: str = "") -> None:
+        catalogue = self._inference.catalogue
+        _health(exchange, "ready", catalogue.is_loaded(catalogue.find(name, version, grant)), {"name": name})
 
     # ---------------------------------------------------------------- repository
 
-    def _index(self, request: HttpRequest, exchange: Exchange) -> None:
-        if self._check_method(request, exchange, "POST"):
-            tenant = self._authorize(request, "read").tenant
-            only_ready = _object(request.body).get("ready") is True
-            exchange.respond(200, _encode(model_catalog.repository_index(self._inference.catalogue, only_ready, tenant)))
+    def _index(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
+        only_ready = _object(request.body).get("ready") is True
+        exchange.respond(200, _encode(model_catalog.repository_index(self._inference.catalogue, only_ready, grant)))
 
-    def _change(self, request: HttpRequest, exchange: Exchange, name: str, verb: str) -> None:
-        if not self._check_method(request, exchange, "POST"):
-            return
-        tenant = self._authorize(request, "deploy").tenant
+    def _change(self, change: Callable[..., None], request: HttpRequest, exchange: Exchange, grant: Grant, name: str) -> None:
         parameters = _object(request.body).get("parameters") or {}
 
         def on_end(error: LaminaError | None) -> None:
@@ -159,21 +135,37 @@ class OpenInferenceRoutes:
             else:
                 respond_error(exchange, error_problem(error))
 
-        if verb == "load":
-            self._repository.load(name, tenant, parameters, on_end)
-        else:
-            self._repository.unload(name, tenant, parameters, on_end)
+        change(name, grant, parameters, on_end)
 
     # --------------------------------------------------------------------- infer
 
-    def _infer(self, request: HttpRequest, exchange: Exchange, name: str, version: str) -> None:
-        if not self._check_method(request, exchange, "POST"):
-            return
-        caller = self._authorize(request, "invoke")
-        handle_infer(self._inference, self._inference.catalogue.find(name, version, caller.tenant), caller, request, exchange)
+    def _infer(self, request: HttpRequest, exchange: Exchange, grant: Grant, name: str, version: str = "") -> None:
+        handle_infer(self._inference, self._inference.catalogue.find(name, version, grant), grant.caller, request, exchange)
+
+    def _generate(
+        self, in_pieces: bool, request: HttpRequest, exchange: Exchange, grant: Grant, name: str, version: str = ""
+    ) -> None:
+        model = self._inference.catalogue.find(name, version, grant)
+        handle_generate(self._inference, model, request, exchange, grant.caller, in_pieces=in_pieces)
 
 
-def _not_found(request: HttpRequest, hint: str) -> UnknownTarget:
+def _health(exchange: Exchange, word: str, is_well: bool, more: dict[str, Any] | None = None) -> None:
+    """Health with a body: some clients look at the status alone, some at the word."""
+    exchange.respond(200 if is_well else 400, _encode({**(more or {}), word: is_well}))
+
+
+def _reject_method(request: HttpRequest, exchange: Exchange, allowed: str) -> None:
+    problem = method_problem(request, allowed)
+    logs.log_rejection(problem)
+    headers = problem.headers() + b"allow: %s\r\n" % allowed.encode()
+    exchange.respond(405, _encode({"error": error_text(problem)}), JSON, headers)
+
+
+def _not_found(request: HttpRequest) -> UnknownTarget:
+    if request.path.startswith(b"/v2/models/"):
+        hint = "of a model there are infer, ready, config, stats, generate, generate_stream"
+    else:
+        hint = "GET /v2 tells about this server, POST /v2/repository/index lists the models"
     return UnknownTarget(f"nothing at {request.path[:80].decode('latin-1')!r}", hint=hint)
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
 
 import lamina
-from lamina.access.records import Identity
+from lamina.access.authorization import UNKNOWN_ROUTE, Grant, RouteMap, rule_of
 from lamina.drivers.realtime import RealtimeDriver
-from lamina.errors import Cancelled, Forbidden, LaminaError, UnknownTarget
-from lamina.gateway.auth import LOCAL, Authorize
+from lamina.errors import Cancelled, LaminaError, NotFound, UnknownTarget
+from lamina.gateway.auth import Authorize
 from lamina.gateway.observability.metrics import Metrics
 from lamina.gateway.observability.rate_limiter import RateLimiter
 from lamina.gateway.routes.calls import CallHandler, DecodedBody
@@ -40,12 +41,18 @@ _INDEX = {
     "openapi": "/openapi.json",
 }
 
-Document = Callable[[Identity], tuple[bytes, bytes]]
+Document = Callable[[Grant], tuple[bytes, bytes]]
 """Makes a body for a client, and its content type."""
+
+RouteHandler = Callable[..., None]
+"""Handles a request with its exchange, its grant, and what the path names."""
+
+DESCRIBE = {kind: rule_of("calls", f"GET /v1/{kind}s/{{{kind}}}") for kind in ("function", "workflow")}
+CALL = {kind: rule_of("calls", f"POST /v1/{kind}s/{{{kind}}}") for kind in ("function", "workflow")}
 
 
 class Router:
-    """Routes of a gateway: calls, documents, and handlers mounted by prefix (`mounts`)."""
+    """Routes of a gateway: calls, documents, `routes` of other parts, and handlers mounted by prefix with their own."""
 
     def __init__(
         self,
@@ -59,6 +66,7 @@ class Router:
         is_ready: Callable[[], bool],
         memory: Callable[[], dict[str, Any]],
         openapi: Callable[[], dict[str, Any]],
+        routes: Mapping[str, RouteHandler],
         mounts: Mapping[bytes, Handler],
     ) -> None:
         self._driver = driver
@@ -71,15 +79,24 @@ class Router:
         self._mounts = mounts
         self._memory = memory
         self._suggestion_limiter = RateLimiter()  #: the search for a similar name takes long
-        self._documents: dict[bytes, Document] = {
-            b"/": lambda caller: (msgspec.json.encode(_INDEX), JSON),
-            b"/v1/functions": lambda caller: self._listing("function", caller),
-            b"/v1/workflows": lambda caller: self._listing("workflow", caller),
-            b"/v1/status": lambda caller: self._status(),
-            b"/metrics": lambda caller: (metrics.exposition(), b"text/plain; version=0.0.4; charset=utf-8"),
-            b"/openapi.json": lambda caller: (msgspec.json.encode(self._visible_paths(openapi(), caller)), JSON),
-            b"/healthz": lambda caller: (b'{"status":"ok"}', JSON),
+        documents: dict[str, Document] = {
+            "/": lambda grant: (msgspec.json.encode(_INDEX), JSON),
+            "/v1/functions": lambda grant: self._listing("function", grant),
+            "/v1/workflows": lambda grant: self._listing("workflow", grant),
+            "/v1/status": lambda grant: self._status(),
+            "/metrics": lambda grant: (metrics.exposition(), b"text/plain; version=0.0.4; charset=utf-8"),
+            "/openapi.json": lambda grant: (msgspec.json.encode(self._visible_paths(openapi(), grant)), JSON),
+            "/healthz": lambda grant: (b'{"status":"ok"}', JSON),
         }
+        self._known_paths = [path for path in documents if len(path) > 1]
+        self._routes: RouteMap[RouteHandler] = RouteMap(
+            "calls",
+            {
+                **{f"GET {path}": partial(_respond_document, document) for path, document in documents.items()},
+                "GET /readyz": self._respond_ready,
+                **routes,
+            },
+        )
 
     def handle(self, request: HttpRequest, exchange: Exchange, decoded: DecodedBody | None = None) -> None:
         """Handle a request; `decoded`: its body has been read by an ingress process."""
@@ -92,9 +109,10 @@ class Router:
             elif self._process.is_closing:
                 raise Cancelled("shutting down", hint="try another server")
             else:
-                caller = self.authorize(request, "invoke")
-                if target.tenant and not target.is_visible_to(caller.tenant):
-                    raise self._not_found(request, caller)
+                rule = CALL[target.kind]
+                caller = self.authorize(request, rule)
+                if target.tenant and not rule.sees(caller, target.tenant):
+                    raise self._not_found(request, Grant(caller, rule))
                 self.call_handler.handle(target, request, exchange, caller, decoded)
         except LaminaError as error:
             respond_problem(exchange, error_problem(error))
@@ -102,67 +120,59 @@ class Router:
             respond_problem(exchange, defect_problem(f"{request.method} {request.path[:200]!r} failed", error))
 
     def _handle_other(self, request: HttpRequest, exchange: Exchange) -> None:
-        document = self._documents.get(request.path)
-        if document is not None:
-            self._respond_document(document, request, exchange)
-            return
-        if request.path == b"/readyz":
-            self._respond_ready(request, exchange)
-            return
+        path = request.path
         for prefix, handler in self._mounts.items():
-            if request.path.startswith(prefix) and request.path[len(prefix) : len(prefix) + 1] in (b"", b"/"):
+            if path.startswith(prefix) and path[len(prefix) : len(prefix) + 1] in (b"", b"/"):
                 handler(request, exchange)
                 return
-        raise self._not_found(request, self.authorize(request, "read"))  # only identities that may read learn what is not there
+        found = self._routes.find(request.method, path)
+        if isinstance(found, str):
+            reject_method(request, exchange, found)
+        elif found is None:
+            raise self._not_found(request, Grant(self.authorize(request, UNKNOWN_ROUTE), DESCRIBE["function"]))
+        else:
+            grant = Grant(self.authorize(request, found.rule), found.rule)
+            found.handler(request, exchange, grant, *found.params)
 
     def _describe_target(self, target: CallTarget, request: HttpRequest, exchange: Exchange) -> None:
         if request.method not in ("GET", "HEAD"):
             reject_method(request, exchange, "GET, HEAD, POST")
             return
-        caller = self.authorize(request, "read")
-        if not target.is_visible_to(caller.tenant):
-            raise self._not_found(request, caller)
+        rule = DESCRIBE[target.kind]
+        grant = Grant(self.authorize(request, rule), rule)
+        if not grant.sees(target.tenant):
+            raise self._not_found(request, grant)
         exchange.respond(200, msgspec.json.encode(_describe(target)))
 
-    def _respond_document(self, document: Document, request: HttpRequest, exchange: Exchange) -> None:
-        if request.method not in ("GET", "HEAD"):
-            reject_method(request, exchange, "GET, HEAD")
-            return
-        caller = LOCAL if request.path == b"/healthz" else self.authorize(request, "read")
-        if caller.tenant and request.path in (b"/v1/status", b"/metrics"):
-            raise Forbidden("figures of all tenants are for the operator of the server", hint="this token is a tenant's")
-        body, kind = document(caller)
-        exchange.respond(200, body, kind)
-
-    def _respond_ready(self, request: HttpRequest, exchange: Exchange) -> None:
-        if request.method not in ("GET", "HEAD"):
-            reject_method(request, exchange, "GET, HEAD")
-        elif not self.is_ready():
+    def _respond_ready(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
+        if not self.is_ready():
             respond_problem(exchange, make_problem(503, "not ready", hint="it is starting or stopping"))
         else:
             exchange.respond(200, b'{"status":"ready"}')
 
-    def _not_found(self, request: HttpRequest, caller: Identity) -> UnknownTarget:
+    def _not_found(self, request: HttpRequest, grant: Grant) -> LaminaError:
         """404, with the nearest name this client may see as a hint."""
         where = request.path[:80].decode("latin-1")
+        if where.startswith("/v1/runs/"):
+            return NotFound(f"nothing at {where!r}", hint="of a run there are result, history, cancel and retry")
         hint = "GET /v1/functions and /v1/workflows list what can be called, /openapi.json all there is"
         if self._suggestion_limiter.try_acquire():
             path, name = where.rstrip("/"), where.rstrip("/").rpartition("/")[2]
-            seen = {one.name: f"/v1/{one.kind}s/{one.name}" for one in self.targets.all if one.is_visible_to(caller.tenant)}
-            others = [known.decode() for known in self._documents if len(known) > 1]
+            seen = {one.name: f"/v1/{one.kind}s/{one.name}" for one in self.targets.all if grant.sees(one.tenant)}
             names = [name, *(difflib.get_close_matches(name, seen, n=1) if path.count("/") > 1 else [])]
-            found = [seen[one] for one in names if one in seen] or difflib.get_close_matches(path, others, n=1, cutoff=0.8)
+            close = difflib.get_close_matches(path, self._known_paths, n=1, cutoff=0.8)
+            found = [seen[one] for one in names if one in seen] or close
             hint = f"did you mean {found[0]}?" if found else hint
         return UnknownTarget(f"nothing at {where!r}", hint=hint)
 
     # ---------------------------------------------------------------- documents
 
-    def _listing(self, kind: str, caller: Identity) -> tuple[bytes, bytes]:
-        seen = [target for target in self.targets.all if target.kind == kind and target.is_visible_to(caller.tenant)]
+    def _listing(self, kind: str, grant: Grant) -> tuple[bytes, bytes]:
+        seen = [target for target in self.targets.all if target.kind == kind and grant.sees(target.tenant)]
         return msgspec.json.encode([_describe(target) for target in seen]), JSON
 
-    def _visible_paths(self, document: dict[str, Any], caller: Identity) -> dict[str, Any]:
-        hidden = {target.name for target in self.targets.all if not target.is_visible_to(caller.tenant)}
+    def _visible_paths(self, document: dict[str, Any], grant: Grant) -> dict[str, Any]:
+        hidden = {target.name for target in self.targets.all if not grant.sees(target.tenant)}
         if not hidden:
             return document
         paths = document["paths"].items()
@@ -170,6 +180,11 @@ class Router:
 
     def _status(self) -> tuple[bytes, bytes]:
         return msgspec.json.encode(status(self._driver, self._metrics.rolling, self.targets.all, self._memory())), JSON
+
+
+def _respond_document(document: Document, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
+    body, kind = document(grant)
+    exchange.respond(200, body, kind)
 
 
 def _input(param: Param) -> dict[str, Any]:

@@ -11,17 +11,18 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
-from lamina.access.records import Identity, Scope
+from lamina.access.authorization import Grant
+from lamina.access.records import Identity
 from lamina.core.actions import Reply
 from lamina.durable.runs import DurableRuns
-from lamina.errors import BadValue, LaminaError, NotFound, StoreDown
-from lamina.gateway.auth import Authorize
+from lamina.errors import BadValue, LaminaError, StoreDown
 from lamina.gateway.routes import http_codec
-from lamina.gateway.routes.problems import PROBLEM, answered, error_problem, reject_method, respond_problem
+from lamina.gateway.routes.problems import PROBLEM, answered, error_problem, respond_problem
 from lamina.gateway.routes.request_options import RequestOptions
 from lamina.gateway.routes.targets import CallTarget
 from lamina.server.exchange import Exchange, HttpRequest
@@ -29,7 +30,6 @@ from lamina.store import runs as stored
 from lamina.store.base import Done, Session, Work
 from lamina.store.runs import OVER, QUARANTINED, SETTLED, STATES, JournalRow, RunRow
 
-PREFIX = b"/v1/runs"
 MAX_KEY = 255
 MAX_PAGE = 500
 MAX_WAIT_MS = 60_000
@@ -39,7 +39,6 @@ T = TypeVar("T")
 RunAction = Callable[[RunRow, HttpRequest, Exchange], None]
 
 _ID = re.compile(r"[0-9a-f]{24}")
-_GET, _POST = ("GET", "HEAD"), ("POST",)
 
 
 def prefers_async(request: HttpRequest) -> bool:
@@ -51,15 +50,15 @@ def prefers_async(request: HttpRequest) -> bool:
 class RunRoutes:
     """Routes of durable runs."""
 
-    def __init__(self, authorize: Authorize, durable: DurableRuns) -> None:
-        self._authorize = authorize
+    def __init__(self, durable: DurableRuns) -> None:
         self._durable = durable
-        self._verbs: dict[str, tuple[tuple[str, ...], Scope, RunAction]] = {
-            "": (_GET, "read", self._show),
-            "result": (_GET, "read", self._result),
-            "history": (_GET, "read", self._history),
-            "cancel": (_POST, "invoke", self._cancel),
-            "retry": (_POST, "invoke", self._retry),
+        self.routes: dict[str, Callable[..., None]] = {
+            "GET /v1/runs": self._list,
+            "GET /v1/runs/{run}": partial(self._on_run, self._show),
+            "GET /v1/runs/{run}/result": partial(self._on_run, self._result),
+            "GET /v1/runs/{run}/history": partial(self._on_run, self._history),
+            "POST /v1/runs/{run}/cancel": partial(self._on_run, self._cancel),
+            "POST /v1/runs/{run}/retry": partial(self._on_run, self._retry),
         }
 
     # --------------------------------------------------------------------- accepting
@@ -90,26 +89,15 @@ class RunRoutes:
 
     # ----------------------------------------------------------------------- looking
 
-    def handle(self, request: HttpRequest, exchange: Exchange) -> None:
-        parts = request.path[len(PREFIX) :].decode("latin-1").split("/")
-        if parts == [""]:
-            if self._method(request, exchange, _GET):
-                self._list(request, exchange, self._authorize(request, "read"))
-            return
-        id, verb = (parts[1] if len(parts) > 1 else ""), "/".join(parts[2:])
-        if not _ID.fullmatch(id) or verb not in self._verbs:
-            raise _not_found(id, verb)
-        methods, scope, act = self._verbs[verb]
-        if not self._method(request, exchange, methods):
-            return
-        caller = self._authorize(request, scope)
+    def _on_run(self, act: RunAction, request: HttpRequest, exchange: Exchange, grant: Grant, id: str) -> None:
+        if not _ID.fullmatch(id):
+            raise stored.run_not_found(id)
 
         def found(row: RunRow | LaminaError) -> None:
-            if isinstance(row, RunRow) and caller.tenant and row.tenant != caller.tenant:
-                row = stored.run_not_found(id)
             if isinstance(row, LaminaError):
                 self._problem(exchange, row)
             else:
+                grant.check_owner(row.tenant, stored.run_not_found(row.id))
                 act(row, request, exchange)
 
         self._durable.start()
@@ -119,7 +107,7 @@ class RunRoutes:
         """Read from the store, and answer whatever is found there."""
         self._durable.store.read(work, answered(exchange, done))
 
-    def _list(self, request: HttpRequest, exchange: Exchange, caller: Identity) -> None:
+    def _list(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
         query = http_codec.parse_query(request, ("target", "state", "before", "limit"))
         if query.get("state", "failed") not in STATES:
             raise BadValue(f"state: {query['state'][:40]!r} is no state of a run", hint=f"one of {', '.join(STATES)}")
@@ -127,7 +115,7 @@ class RunRoutes:
 
         def work(db: Session) -> list[tuple[RunRow, bytes | None]]:
             target, state, before = query.get("target", ""), query.get("state", ""), query.get("before", "")
-            rows = stored.list_runs(db, caller.tenant, target=target, state=state, before=before, limit=limit)
+            rows = stored.list_runs(db, grant.tenant, target=target, state=state, before=before, limit=limit)
             return [(row, stored.read_outcome(db, row.id)[1].problem if row.state == QUARANTINED else None) for row in rows]
 
         def done(rows: list[tuple[RunRow, bytes | None]] | LaminaError) -> None:
@@ -233,12 +221,6 @@ class RunRoutes:
             problem.retry_after_s = 1.0
         respond_problem(exchange, problem)
 
-    def _method(self, request: HttpRequest, exchange: Exchange, allowed: tuple[str, ...]) -> bool:
-        if request.method in allowed:
-            return True
-        reject_method(request, exchange, ", ".join(allowed))
-        return False
-
 
 class _Waiting:
     """A long poll: ends with the run, or at its timeout."""
@@ -272,12 +254,6 @@ def run_summary(row: RunRow) -> dict[str, Any]:
         if value := getattr(row, field):
             shown[field] = value
     return shown
-
-
-def _not_found(id: str, verb: str) -> NotFound:
-    if verb and _ID.fullmatch(id):
-        return NotFound(f"nothing at '/v1/runs/{id}/{verb[:40]}'", hint="of a run there are result, history, cancel and retry")
-    return stored.run_not_found(id)
 
 
 def _parse_int(text: str, field: str, least: int, most: int) -> int:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from urllib.parse import unquote
 
 import msgspec
 
 from lamina import encoding
-from lamina.access.records import Identity
+from lamina.access.authorization import Grant
 from lamina.drivers.engine import EngineShared
 from lamina.errors import BadValue, Conflict, NotFound
-from lamina.gateway.auth import Authorize
 from lamina.gateway.routes import http_codec
-from lamina.gateway.routes.problems import reject_method
 from lamina.sdk.app_state import StateCell, StateChange, StateKey, apply_change, checked_key, checked_size
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.state.kv_state import StateTable, owned_scope, shown_scope
 
-PREFIX = b"/v1/state"
 MAX_KEYS = 1_000
+KeyAction = Callable[[StateKey, HttpRequest, Exchange], None]
 _KNOWN = ("workflow", "app", "prefix", "after")
 
 
@@ -27,35 +26,24 @@ class StateRoutes:
     """Routes of state. `?workflow=NAME` means the state of that workflow, `?app=NAME` that of that app; without either, that of
     the app the server was started with, or of the only app of a tenant."""
 
-    def __init__(self, authorize: Authorize, table: StateTable, shared: EngineShared) -> None:
-        self._authorize = authorize
+    def __init__(self, table: StateTable, shared: EngineShared) -> None:
         self._table = table
         self._shared = shared
-        self._verbs: dict[str, Callable[[StateKey, HttpRequest, Exchange], None]] = {
-            "GET": self._get,
-            "HEAD": self._get,
-            "PUT": self._put,
-            "DELETE": self._delete,
+        self.routes: dict[str, Callable[..., None]] = {
+            "GET /v1/state": self._list,
+            "GET /v1/state/{key*}": partial(self._on_key, self._get),
+            "PUT /v1/state/{key*}": partial(self._on_key, self._put),
+            "DELETE /v1/state/{key*}": partial(self._on_key, self._delete),
         }
 
-    def handle(self, request: HttpRequest, exchange: Exchange) -> None:
-        query = http_codec.parse_query(request, _KNOWN)
+    def _on_key(self, act: KeyAction, request: HttpRequest, exchange: Exchange, grant: Grant, quoted: str) -> None:
+        scope = self._scope(http_codec.parse_query(request, _KNOWN), grant)
+        act((scope, checked_key(_key(quoted))), request, exchange)
+
+    def _scope(self, query: dict[str, str], grant: Grant) -> str:
+        """Scope that is asked for, of those the caller reaches."""
         if self._table.down is not None:
             raise self._table.down
-        rest = request.path[len(PREFIX) :]
-        key = _key(rest[1:])
-        if request.method not in (self._verbs if key else ("GET", "HEAD")):
-            reject_method(request, exchange, "GET, HEAD, PUT, DELETE" if key else "GET, HEAD")
-            return
-        caller = self._authorize(request, "read" if request.method in ("GET", "HEAD") else "invoke")
-        scope = self._scope(query, caller)
-        if key:
-            self._verbs[request.method]((scope, checked_key(key)), request, exchange)
-        else:
-            self._list(scope, query, exchange)
-
-    def _scope(self, query: dict[str, str], caller: Identity) -> str:
-        """Scope that is asked for. That of another tenant, and the operator's own, is not there for a tenant."""
         kind, name = ("workflow", query["workflow"]) if query.get("workflow") else ("app", query.get("app", ""))
         if kind == "workflow":
             owner = self._shared.source(name).tenant
@@ -63,16 +51,18 @@ class StateRoutes:
             source = self._shared.app_source(name)
             owner = source.tenant if source is not None else ""
         else:
-            apps = {source.app for source in self._shared.sources.values() if source.tenant == caller.tenant}
-            owner, name = caller.tenant, (self._table.app if not caller.tenant else apps.pop() if len(apps) == 1 else "")
-        if not name or (caller.tenant and owner != caller.tenant):
-            raise NotFound(
-                f"no state of {kind} {name[:80]!r}" if name else "whose state is meant is not said",
-                hint="?app=NAME or ?workflow=NAME, of an app of this tenant",
-            )
+            owner = grant.tenant
+            apps = {source.app for source in self._shared.sources.values() if source.tenant == owner}
+            name = self._table.app if not owner else apps.pop() if len(apps) == 1 else ""
+        missing = NotFound(f"no state of {kind} {name[:80]!r}", hint="?app=NAME or ?workflow=NAME, of an app of this tenant")
+        if not name:
+            raise missing
+        grant.check_owner(owner, missing)
         return owned_scope(owner, kind, name)
 
-    def _list(self, scope: str, query: dict[str, str], exchange: Exchange) -> None:
+    def _list(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
+        query = http_codec.parse_query(request, _KNOWN)
+        scope = self._scope(query, grant)
         prefix, after = query.get("prefix", ""), query.get("after", "")
         found = sorted(
             (key, cell)
@@ -125,8 +115,8 @@ class StateRoutes:
             raise Conflict(f"{place[1]!r} has version {cell.version} now", hint="look again before changing it")
 
 
-def _key(quoted: bytes) -> str:
+def _key(quoted: str) -> str:
     try:
-        return unquote(quoted.decode("latin-1"), errors="strict")
+        return unquote(quoted, errors="strict")
     except UnicodeDecodeError:
         raise BadValue("key: not UTF-8 once it is unquoted", hint="percent-encode its UTF-8 bytes") from None

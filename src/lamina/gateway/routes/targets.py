@@ -23,10 +23,6 @@ class CallTarget:
     tenant: str = ""  #: its owner; "": all tenants may call it
     signature: Signature | None = None  #: what it takes and gives as tensors, where that is known
 
-    def is_visible_to(self, tenant: str) -> bool:
-        """Visible to this tenant: its own, or a target that belongs to no tenant."""
-        return not self.tenant or not tenant or self.tenant == tenant
-
 
 class TargetRegistry:
     """What can be called, as of the last deployment. Subscribers are told of every change."""
