@@ -234,6 +234,7 @@ def test_an_ingress_is_told_no_secret_on_its_command_line() -> None:
         "folder",
         "owner",
         "pool_bytes",
+        "memory_bytes",
         "limits",
         "log_format",
         "tls",

@@ -94,8 +94,9 @@ class Gateway:
         self.process = ProcessStatus()
         self.auth = auth
         refs = loop.engine.references
+        total_bytes = listen.memory_bytes or default_memory_budget()
         self.budget = MemoryBudget(
-            listen.memory_bytes or default_memory_budget(),
+            total_bytes // 2 if listen.ingress else total_bytes,  # the other half is for the processes that read requests
             {"values": lambda: loop.data.held_bytes, "shared": lambda: refs.pool.file_bytes if refs is not None else 0},
         )
         self.targets = TargetRegistry(call_targets(app))
@@ -128,7 +129,14 @@ class Gateway:
         functions = loop.controller.state.functions
         catalogue = ModelCatalog(self.targets, lambda name: functions[name].spec if name in functions else None)
         inference = InferenceService(loop, catalogue, self.metrics, statistics, self.process, explain, grace, tracer)
-        self.oip = OpenInference(inference, auth.authorize, self.is_ready, body_limit=limits.body_bytes)
+        self.oip = OpenInference(
+            inference,
+            auth.authorize,
+            self.is_ready,
+            body_limit=limits.body_bytes,
+            budget=self.budget,
+            check_head=auth.check_head,
+        )
         run_routes = runs.RunRoutes(self.durable) if self.durable is not None else None
         routes = self.billing.routes | state.StateRoutes(runtime.state, loop.engine.shared).routes
         if run_routes is not None:
@@ -151,7 +159,15 @@ class Gateway:
         if listen.ingress:
             slot_refs, requires_token = loop.engine.references, auth.requires_token
             self.ingress = IngressSupervisor(
-                self.router, self.oip, slot_refs, limits, listen.tls, count=listen.ingress, requires_token=requires_token
+                self.router,
+                self.oip,
+                slot_refs,
+                limits,
+                listen.tls,
+                count=listen.ingress,
+                requires_token=requires_token,
+                memory_bytes=total_bytes - self.budget.limit_bytes,
+                check_head=auth.check_head,
             )
         self.triggers: Triggers | None = None
         self._runtime = runtime

@@ -1,4 +1,8 @@
-"""gRPC server on HTTP/2, on the server's own event loop: length-prefixed messages, headers before and a status after them."""
+"""gRPC server on HTTP/2, on the server's own event loop: length-prefixed messages, headers before and a status after them.
+
+A message that does not come in one frame is admitted as a body of HTTP/1 is: room for it in the memory budget, and its token,
+before the rest of it is read.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,19 @@ import asyncio
 import logging
 import re
 import ssl
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from lamina.errors import BadValue, LaminaError
 from lamina.server.compression import decompress
+from lamina.server.http1 import HeadCheck, accept_any_head
 from lamina.server.http2.connection import Http2Connection, Http2Limits
 from lamina.server.http2.hpack import encode
 from lamina.server.http2.stream import Http2Stream
 from lamina.server.listener import Listener, listen
+from lamina.server.memory_budget import MemoryBudget, MemoryCharge
 from lamina.server.request_parser import OwnHeaders
 
 log = logging.getLogger("lamina")
@@ -26,7 +33,7 @@ _UNITS_US = {b"H": 3_600_000_000, b"M": 60_000_000, b"S": 1_000_000, b"m": 1_000
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
 _OK_HEAD = encode([(b":status", b"200"), (b"content-type", b"application/grpc")])
 _OK_TAIL = encode([(b"grpc-status", b"0")])
-_INVALID, _UNIMPLEMENTED, _EXHAUSTED = 3, 12, 8
+_INVALID, _UNIMPLEMENTED, _EXHAUSTED, _UNAUTHENTICATED = 3, 12, 8, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +84,18 @@ class GrpcService(Protocol):
 class GrpcServer:
     """Listener and connections of a gRPC service."""
 
-    def __init__(self, service: GrpcService, body_limit: int, own_headers: OwnHeaders | None = None) -> None:
-        """Metadata with the prefix of `own_headers` is rejected."""
+    def __init__(
+        self,
+        service: GrpcService,
+        body_limit: int,
+        own_headers: OwnHeaders | None = None,
+        budget: MemoryBudget | None = None,
+        check_head: HeadCheck = accept_any_head,
+    ) -> None:
+        """Metadata with the prefix of `own_headers` is rejected. `check_head`: see `HttpServer`."""
         self.service = service
+        self.budget = budget or MemoryBudget()
+        self.check_head = check_head
         self.methods = service.methods
         self.own_headers = own_headers
         self.body_limit = body_limit
@@ -93,9 +109,9 @@ class GrpcServer:
         own_prefix = self.own_headers.prefix if self.own_headers is not None else b""
 
         def accept() -> asyncio.Protocol:
-            if len(self._connections) >= CONNECTIONS:
+            if len(self._connections) >= CONNECTIONS and not self._evict_idlest():
                 return _Busy()
-            return Http2Connection(self._open, self._limits, self._connections, loop.time(), own_prefix)
+            return Http2Connection(self._open, self._limits, self._connections, loop.time(), own_prefix, self.budget)
 
         try:
             self._server = await listen(accept, host, port, ssl=secured, **options)
@@ -120,6 +136,18 @@ class GrpcServer:
             await asyncio.sleep(0.01)
         for connection in list(self._connections):
             connection.abort()
+
+    def _evict_idlest(self) -> bool:
+        """Make room for a newcomer: of the address with the most connections, the idlest one without a stream goes."""
+        crowd = Counter(connection.address for connection in self._connections).most_common(1)[0][0]
+        idle = [one for one in self._connections if one.address == crowd and not one.streams]
+        idle = idle or [one for one in self._connections if not one.streams]
+        if not idle:
+            return False
+        idlest = min(idle, key=lambda one: one.last_frame_s)
+        self._connections.discard(idlest)
+        idlest.abort()
+        return True
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -148,6 +176,8 @@ class _Call:
     __slots__ = (
         "_buffer",
         "_cancels",
+        "_charge",
+        "_charges",
         "_context",
         "_encoding",
         "_is_ended",
@@ -162,6 +192,8 @@ class _Call:
         self._server = server
         self._stream = stream
         self._buffer = bytearray()
+        self._charge: MemoryCharge | None = None  #: of the message that is coming
+        self._charges: set[MemoryCharge] = set()  #: of messages that are not answered
         self._cancels: set[Callable[[], None]] = set()
         self._is_ended = False
         self._open = 0  #: requests of a stream that are not answered
@@ -193,8 +225,11 @@ class _Call:
                 self._fail(RpcError(_EXHAUSTED, f"a message of {size} bytes; at most {self._server.body_limit} are taken"))
                 return
             if len(buffer) < 5 + size:
+                if self._charge is None:
+                    self._admit(size)
                 return
-            is_packed, message = buffer[0], bytes(buffer[5 : 5 + size])
+            with memoryview(buffer) as whole:
+                is_packed, message = buffer[0], bytes(whole[5 : 5 + size])
             del buffer[: 5 + size]
             self._messages += 1
             self._stream.restart_timer()
@@ -212,10 +247,38 @@ class _Call:
         for cancel in list(self._cancels):
             cancel()
         self._cancels.clear()
+        self._release()
+
+    def _release(self) -> None:
+        """Give back the memory of all its messages."""
+        self._buffer = bytearray()
+        if self._charge is not None:
+            self._charges.add(self._charge)
+            self._charge = None
+        for charge in self._charges:
+            charge.release()
+        self._charges.clear()
+
+    def _admit(self, size: int) -> None:
+        """Admit a message of which more is to come: first its bytes, then its token, which may be checked elsewhere."""
+        try:
+            self._charge = self._server.budget.charge("bodies", 5 + size, self._stream.address)
+        except LaminaError as error:
+            self._fail(RpcError(_EXHAUSTED, error.message))
+            return
+        self._server.check_head(dict(self._context.headers), self._on_head_checked)
+
+    def _on_head_checked(self, found: str | LaminaError) -> None:
+        if isinstance(found, LaminaError) and not self._stream.is_closed:
+            self._fail(RpcError(_UNAUTHENTICATED if found.status == 401 else _EXHAUSTED, found.message))
 
     # --------------------------------------------------------------------- messages
 
     def _on_message(self, is_packed: int, message: bytes) -> None:
+        if self._charge is not None:  # its values are counted where they are stored
+            self._charge.hand_over()
+            self._charges.add(self._charge)
+            self._charge = None
         if not is_packed:
             self._handle(message, len(message))
             return
@@ -255,6 +318,8 @@ class _Call:
         if isinstance(message, RpcError):
             self._fail(message)
         else:
+            self._cancels.clear()  # a cycle otherwise
+            self._release()
             self._stream.begin(_OK_HEAD)
             self._stream.end(_framed(message), _OK_TAIL)
 
@@ -265,6 +330,7 @@ class _Call:
         self._open += 1
         cancel: Callable[[], None] | None = None
         is_over = False
+        charges, self._charges = self._charges, set()
 
         def done() -> None:
             nonlocal is_over
@@ -272,6 +338,8 @@ class _Call:
             self._open -= 1
             if cancel is not None:
                 self._cancels.discard(cancel)
+            for charge in charges:
+                charge.release()
             self._stream.credit(size + 5)
             self._end_if_done()
 

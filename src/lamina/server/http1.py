@@ -90,6 +90,7 @@ class HttpConnection(asyncio.Protocol):
         self.limits = server.limits
         self.address = ""  #: whose share of memory and connections it takes
         self.transport: asyncio.Transport | None = None
+        self._writer: ImmediateWriter | None = None
         self.phase = "idle"
         self.phase_since = server.now_s
         self._parser = RequestParser(self)
@@ -139,8 +140,7 @@ class HttpConnection(asyncio.Protocol):
             if charge is not None:
                 charge.release()
         self._parser.close()
-        self.transport = None
-        del self._writer
+        self.transport = self._writer = None
 
     def evict(self) -> None:
         """Close a connection without a request to make room for another; it counts no more from now on."""
@@ -259,7 +259,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_body_start(self, expects: bool) -> Fault | None:
         """The head is complete. With `expects` the client waits for 100 Continue before it sends the body."""
-        if expects and self.transport is not None and not self._exchanges:
+        if expects and self._writer is not None and not self._exchanges:
             fault = self.admit_body()
             if fault is not None:
                 return fault
@@ -310,14 +310,14 @@ class HttpConnection(asyncio.Protocol):
 
     def flush_responses(self) -> None:
         """Send finished responses, in the order of their requests."""
-        transport = self.transport
-        if self._is_closed or transport is None:
+        transport, writer = self.transport, self._writer
+        if self._is_closed or transport is None or writer is None:
             return
         keep = True
         while self._exchanges and self._exchanges[0].response is not None:
             exchange = self._exchanges[0]
             assert exchange.response is not None
-            self._writer.write(exchange.response)
+            writer.write(exchange.response)
             if exchange.is_streaming:
                 exchange.response = b""
                 return

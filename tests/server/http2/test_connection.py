@@ -340,7 +340,7 @@ def dripped(talk: Talk, piece: bytes, seconds: int, then: Callable[[Http2Stream]
     return True
 
 
-@pytest.mark.parametrize(("piece", "stays"), [(b"x", False), (b"x" * 500, True)])
+@pytest.mark.parametrize(("piece", "stays"), [(b"x", False), (b"x" * 600, True)])
 def test_a_request_that_drips_is_not_held_for_ever(piece: bytes, stays: bool) -> None:
     talk = Talk()
     assert dripped(talk, piece, 60) is stays

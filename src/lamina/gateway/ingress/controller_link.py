@@ -9,10 +9,13 @@ from typing import cast
 
 from msgspec import Struct
 
+from lamina.errors import Unauthorized
 from lamina.gateway.ingress.messages import (
     MAX_HEADS,
     ClientGone,
     ControllerMessages,
+    HeadCheckReply,
+    HeadCheckRequest,
     IngressPayload,
     Payload,
     ReplyConsumed,
@@ -28,6 +31,7 @@ from lamina.gateway.ingress.messages import (
 )
 from lamina.ipc.framing import FrameError
 from lamina.server.exchange import HttpRequest
+from lamina.server.http1 import OnHeadChecked
 from lamina.values.references import ReleaseSlots, ShmRef
 from lamina.values.shm import ShmPool, ShmReader
 
@@ -90,6 +94,16 @@ class ControllerLink(asyncio.Protocol):
     def cancel(self, number: int) -> None:
         if self._pending.pop(number, None) is not None:
             self.send(ClientGone(number))
+
+    def check_head(self, headers: dict[bytes, bytes], then: OnHeadChecked) -> None:
+        """Ask the controller whether the body of a request may be read."""
+
+        def on_message(message: ReplyMessage) -> bool:
+            if isinstance(message, HeadCheckReply):
+                then(Unauthorized(message.error, hint=message.hint) if message.error else message.tenant)
+            return True
+
+        self.send(HeadCheckRequest(self.register(on_message), headers.get(b"authorization")))
 
     def full_head(self, request: HttpRequest) -> int:
         """The head number of a request that is forwarded as it is."""

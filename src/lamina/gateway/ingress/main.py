@@ -23,6 +23,7 @@ from lamina.gateway.routes.request_options import OWN_HEADERS
 from lamina.server.async_stderr import async_stderr
 from lamina.server.http1 import HttpServer, event_loop_factory
 from lamina.server.listener import server_context
+from lamina.server.memory_budget import MemoryBudget
 from lamina.server.process_status import ProcessStatus
 from lamina.values.shm import ShmPool, ShmReader
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from lamina.server.grpc import GrpcServer
 
 GRACE_S = 0.5
+TRIM_EVERY_S = 2.0
 
 
 class IngressProcess:
@@ -42,8 +44,11 @@ class IngressProcess:
         reader = ShmReader(setup.folder) if setup.folder else None
         self._link = ControllerLink(self._pool, reader, self._routes.update, self._stop_accepting)
         self._process = ProcessStatus()
+        pool = self._pool
+        self._budget = MemoryBudget(setup.memory_bytes, {"shared": lambda: pool.file_bytes} if pool is not None else {})
         handler = IngressHttpHandler(self._link, self._routes, self._process)
-        self._server = HttpServer(handler.handle, parse_error_body, setup.limits, OWN_HEADERS)
+        guards = (self._budget, self._link.check_head)
+        self._server = HttpServer(handler.handle, parse_error_body, setup.limits, OWN_HEADERS, *guards)
         self._grpc: GrpcServer | None = None
 
     async def serve(self) -> None:
@@ -59,12 +64,19 @@ class IngressProcess:
         gc.freeze()
         gc.set_threshold(20_000, 50, 100)  # requests leave no cycles behind
         link.send(IngressReady(port, grpc_port))
+        self._trim_shared_memory()
         await link.closed.wait()
         if self._grpc is not None:
             await self._grpc.stop(GRACE_S)
         await self._server.stop()
         if self._pool is not None:
             self._pool.close()
+
+    def _trim_shared_memory(self) -> None:
+        """Give back slots that were not needed for a while, again and again."""
+        if self._pool is not None and not self._link.closed.is_set():
+            self._pool.trim()
+            asyncio.get_running_loop().call_later(TRIM_EVERY_S, self._trim_shared_memory)
 
     def _tls_options(self, *protocols: str) -> dict[str, Any]:
         if self._setup.tls is None:
@@ -79,7 +91,7 @@ class IngressProcess:
 
         setup = self._setup
         methods = IngressGrpcMethods(self._link, self._routes, self._process)
-        self._grpc = GrpcServer(methods, setup.limits.body_bytes, GRPC_HEADERS)
+        self._grpc = GrpcServer(methods, setup.limits.body_bytes, GRPC_HEADERS, self._budget, self._link.check_head)
         secured = self._tls_options("h2").get("ssl")
         return await self._grpc.start(setup.host, setup.grpc_port, secured, reuse_port=True)
 

@@ -44,6 +44,7 @@ class IngressSetup(Struct, frozen=True, kw_only=True):
     folder: str  #: of shared memory; "": there is none, everything travels in frames
     owner: str
     pool_bytes: int
+    memory_bytes: int  #: its memory budget
     limits: HttpLimits
     tls: tuple[str, str] | None = None  #: certificate and key
     fd: int = -1
@@ -125,6 +126,13 @@ class RpcRequest(Struct, frozen=True, array_like=True, tag=8):
     method: str
     message: IngressPayload
     timeout_us: Natural = 0
+
+
+class HeadCheckRequest(Struct, frozen=True, array_like=True, tag=9):
+    """Head of a request whose body is still to come: may it send it?"""
+
+    number: Natural
+    authorization: bytes | None
 
 
 # ------------------------------------------------------------------- to an ingress
@@ -216,8 +224,29 @@ class RpcReply(Struct, frozen=True, array_like=True, tag=19):
     text: str = ""
 
 
-FromIngress = CallRequest | RequestHead | InferRequest | ReplyConsumed | ClientGone | ForwardedRequest | RpcRequest | IngressReady
-ReplyMessage = ResultValue | HttpResponse | ResponseStart | ResponseChunk | ResponseEnd | InferError | InferChunk | RpcReply
+class HeadCheckReply(Struct, frozen=True, array_like=True, tag=20):
+    """Reply to `HeadCheckRequest`: the tenant, or why its body is not read."""
+
+    number: Natural
+    tenant: str
+    error: str = ""
+    hint: str = ""
+
+
+FromIngress = (
+    CallRequest
+    | RequestHead
+    | InferRequest
+    | ReplyConsumed
+    | ClientGone
+    | ForwardedRequest
+    | RpcRequest
+    | IngressReady
+    | HeadCheckRequest
+)
+ReplyMessage = (
+    ResultValue | HttpResponse | ResponseStart | ResponseChunk | ResponseEnd | InferError | InferChunk | RpcReply | HeadCheckReply
+)
 """Of the reply to a request."""
 
 ToIngress = ReplyMessage | ReleaseSlots | RouteTable | StopAccepting

@@ -16,6 +16,8 @@ from lamina.gateway.ingress.messages import (
     CallRequest,
     ClientGone,
     ForwardedRequest,
+    HeadCheckReply,
+    HeadCheckRequest,
     HttpResponse,
     InferChunk,
     InferError,
@@ -47,6 +49,7 @@ from lamina.ipc.child_process import ChildProcess, ProcessSpec
 from lamina.ipc.framing import FrameError
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.grpc import RpcContext, RpcError
+from lamina.server.http1 import HeadCheck
 from lamina.values.references import ShmRef, Stored
 from lamina.values.slot_refs import SlotReferences, WorkerSlots
 
@@ -161,12 +164,14 @@ class IngressSession:
         grpc_methods: GrpcMethods | None,
         slot_refs: SlotReferences | None,
         route_table: Callable[[], RouteTable],
+        check_head: HeadCheck,
     ) -> None:
         self._router = router
         self._inference = inference
         self._grpc_methods = grpc_methods
         self._slot_refs = slot_refs
         self._route_table = route_table
+        self._check_head = check_head
         self._driver = router.call_handler.driver
         self._loop = asyncio.get_running_loop()
         self.slots: WorkerSlots | None = slot_refs.add_worker() if slot_refs is not None else None
@@ -186,6 +191,7 @@ class IngressSession:
             ForwardedRequest: self._on_forwarded,
             RpcRequest: self._on_rpc,
             IngressReady: self._on_ready,
+            HeadCheckRequest: self._on_head_check,
         }
 
     def spawn(self, setup: IngressSetup, on_lost: Callable[[], None]) -> None:
@@ -261,6 +267,15 @@ class IngressSession:
             cancel = methods.unary(message.method, request, context, reply.send_message)
         if message.number in self.pending:
             reply.on_disconnect = cancel
+
+    def _on_head_check(self, message: HeadCheckRequest) -> None:
+        def then(found: str | LaminaError) -> None:
+            if isinstance(found, LaminaError):
+                self.send(HeadCheckReply(message.number, "", found.message, found.hint))
+            else:
+                self.send(HeadCheckReply(message.number, found))
+
+        self._check_head({} if message.authorization is None else {b"authorization": message.authorization}, then)
 
     def _on_head(self, head: RequestHead) -> None:
         if head.number >= MAX_HEADS:

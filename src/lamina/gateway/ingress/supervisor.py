@@ -14,7 +14,8 @@ from lamina.gateway.observability import logs
 from lamina.gateway.oip.grpc_service import GrpcMethods
 from lamina.gateway.oip.setup import OpenInference
 from lamina.gateway.routes.router import Router
-from lamina.server.http1 import HttpLimits
+from lamina.server.http1 import HeadCheck, HttpLimits, accept_any_head
+from lamina.server.memory_budget import NO_LIMIT
 from lamina.values.slot_refs import SlotReferences
 
 log = logging.getLogger("lamina")
@@ -38,7 +39,10 @@ class IngressSupervisor:
         *,
         count: int,
         requires_token: bool = False,
+        memory_bytes: int = NO_LIMIT,
+        check_head: HeadCheck = accept_any_head,
     ) -> None:
+        """`memory_bytes` is the memory budget of all of them together."""
         self._router = router
         self._inference = oip.inference
         self._grpc_methods: GrpcMethods | None = None
@@ -49,6 +53,8 @@ class IngressSupervisor:
         self._tls = tls
         self._count = count
         self._requires_token = requires_token
+        self._memory_bytes = memory_bytes // count
+        self._check_head = check_head
         self._address = ("", 0, -1)
         self._has_started = self._is_stopping = False
         self._respawn_s = RESPAWN_S
@@ -78,7 +84,9 @@ class IngressSupervisor:
         return session.ready.result()
 
     def _spawn(self) -> IngressSession:
-        session = IngressSession(self._router, self._inference, self._grpc_methods, self._slot_refs, self.route_table)
+        session = IngressSession(
+            self._router, self._inference, self._grpc_methods, self._slot_refs, self.route_table, self._check_head
+        )
         host, port, grpc_port = self._address
         setup = IngressSetup(
             host=host,
@@ -86,7 +94,8 @@ class IngressSupervisor:
             grpc_port=grpc_port,
             folder=self._slot_refs.directory.path if self._slot_refs is not None else "",
             owner=session.slots.owner if session.slots is not None else "none",
-            pool_bytes=POOL_BYTES,
+            pool_bytes=min(POOL_BYTES, self._memory_bytes // 2),
+            memory_bytes=self._memory_bytes,
             limits=self._limits,
             tls=self._tls,
             log_format=logs.current_format(),

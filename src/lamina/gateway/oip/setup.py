@@ -10,7 +10,9 @@ from lamina.gateway.oip.inference import GRPC_HEADERS
 from lamina.gateway.oip.inference_service import InferenceService
 from lamina.gateway.oip.repository import ModelRepository
 from lamina.gateway.oip.rest import OpenInferenceRoutes
+from lamina.server.http1 import HeadCheck
 from lamina.server.listener import server_context
+from lamina.server.memory_budget import MemoryBudget
 
 if TYPE_CHECKING:
     from lamina.gateway.oip.grpc_service import GrpcMethods
@@ -23,7 +25,14 @@ class OpenInference:
     """The protocol's parts of one server."""
 
     def __init__(
-        self, inference: InferenceService, authorize: Authorize, is_ready: Callable[[], bool], *, body_limit: int
+        self,
+        inference: InferenceService,
+        authorize: Authorize,
+        is_ready: Callable[[], bool],
+        *,
+        body_limit: int,
+        budget: MemoryBudget,
+        check_head: HeadCheck,
     ) -> None:
         self.inference = inference
         self.repository = ModelRepository(inference)
@@ -31,6 +40,8 @@ class OpenInference:
         self._authorize = authorize
         self._is_ready = is_ready
         self._body_limit = body_limit
+        self._budget = budget
+        self._check_head = check_head
         self._grpc: GrpcServer | None = None
 
     def grpc_methods(self) -> GrpcMethods:
@@ -42,7 +53,7 @@ class OpenInference:
         """Listen for gRPC; returns the port, which the system chooses if 0 is asked for. `tls` names certificate and key."""
         from lamina.server.grpc import GrpcServer
 
-        self._grpc = GrpcServer(self.grpc_methods(), self._body_limit, GRPC_HEADERS)
+        self._grpc = GrpcServer(self.grpc_methods(), self._body_limit, GRPC_HEADERS, self._budget, self._check_head)
         secured = None
         if tls is not None:
             secured = server_context(*tls)

@@ -13,6 +13,7 @@ from typing import cast
 
 from msgspec import Struct
 
+from lamina.errors import LaminaError
 from lamina.server.http2.frames import (
     ACK,
     CANCEL,
@@ -46,6 +47,7 @@ from lamina.server.http2.frames import (
 )
 from lamina.server.http2.hpack import HpackDecoder, HpackError
 from lamina.server.http2.stream import Http2Stream, Service
+from lamina.server.memory_budget import CONNECTION_BYTES, MemoryBudget, MemoryCharge, address_key
 
 log = logging.getLogger("lamina")
 
@@ -63,7 +65,8 @@ class Http2Limits(Struct, frozen=True, kw_only=True):
     abusive_frames: int = 1_000  #: frames in a second that only cost us
     head_s: float = 10.0  #: for a greeting, a block of headers, and a frame of anything but data
     body_idle_s: float = 30.0  #: between two pieces of a request
-    body_bytes_per_s: int = 512  #: a message that comes in drops may take that long in all, and what this rate allows besides
+    body_bytes_per_s: int = 512  #: the least rate of a message in each window of `body_idle_s`
+    body_s: float = 300.0  #: and at least the rate that brings what it holds in so long
     write_s: float = 30.0
 
 
@@ -71,9 +74,18 @@ class Http2Connection(asyncio.Protocol):
     """One client connection and its streams."""
 
     def __init__(
-        self, service: Service, limits: Http2Limits, connections: set[Http2Connection], now_s: float, own_prefix: bytes = b""
+        self,
+        service: Service,
+        limits: Http2Limits,
+        connections: set[Http2Connection],
+        now_s: float,
+        own_prefix: bytes = b"",
+        budget: MemoryBudget | None = None,
     ) -> None:
         self.limits = limits
+        self.address = ""  #: whose share of the memory budget it takes
+        self._budget = budget or MemoryBudget()
+        self._charge: MemoryCharge | None = None  #: flat, for the connection itself
         self.send_window = DEFAULT_WINDOW
         self.max_frame_bytes = 16_384
         self.now_s = now_s
@@ -98,6 +110,13 @@ class Http2Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        peer = getattr(transport, "get_extra_info", None)  # what stands for a transport in a test need not know it
+        self.address = address_key(peer("peername")) if peer is not None else ""
+        try:
+            self._charge = self._budget.charge("connections", CONNECTION_BYTES, self.address)
+        except LaminaError as error:
+            self.go_away(ENHANCE_YOUR_CALM, error.message)
+            return
         self._connections.add(self)
         limits = self.limits
         settings = b"".join(
@@ -108,8 +127,12 @@ class Http2Connection(asyncio.Protocol):
         self.write(frame(SETTINGS, 0, 0, settings) + frame(WINDOW_UPDATE, 0, 0, more))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of everything at once, by reference counts alone."""
         self._connections.discard(self)
         self._transport = None
+        self._buffer, self._block = b"", None
+        if self._charge is not None:
+            self._charge.release()
         for stream in list(self.streams.values()):
             self.drop_stream(stream)
 
@@ -240,7 +263,9 @@ class Http2Connection(asyncio.Protocol):
             log.exception("a request could not be taken")
             stream.reset(INTERNAL_ERROR)
             return
-        if flags & END_STREAM:
+        if stream.is_closed:
+            stream.receiver = None  # a cycle otherwise
+        elif flags & END_STREAM:
             self._ended(stream)
 
     def _data(self, flags: int, number: int, payload: bytes) -> None:
@@ -264,6 +289,7 @@ class Http2Connection(asyncio.Protocol):
         receiver = stream.receiver
         assert receiver is not None
         stream.held_bytes += size
+        stream.received_bytes += size
         if size:
             receiver.on_data(strip_padding(flags, payload))
         if flags & END_STREAM and not stream.is_closed:
@@ -342,6 +368,7 @@ class Http2Connection(asyncio.Protocol):
         stream.held_bytes = 0
         stream.is_closed = True
         self.streams.pop(stream.id, None)
+        stream.receiver = None  # a cycle otherwise
         if self._is_closing and not self.streams and self._transport is not None:
             self._transport.close()
 
@@ -362,6 +389,11 @@ class Http2Connection(asyncio.Protocol):
             self.write(frame(GOAWAY, 0, 0, told))
         if code != NO_ERROR or not self.streams:
             self._transport.close()
+
+    @property
+    def last_frame_s(self) -> float:
+        """When a frame of it was last complete."""
+        return self._frame_since
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -403,6 +435,13 @@ class Http2Connection(asyncio.Protocol):
 
     def _is_too_slow(self, stream: Http2Stream, coming_bytes: int) -> bool:
         """A message arrives too slowly: the rule HTTP/1 has for a body, for each message of a stream."""
-        limits = self.limits
-        allowed_s = limits.body_idle_s + (stream.held_bytes + coming_bytes) / limits.body_bytes_per_s
-        return self.now_s - stream.last_data_s > limits.body_idle_s or self.now_s - stream.message_start_s > allowed_s
+        limits, now_s = self.limits, self.now_s
+        window_s = now_s - stream.window_start_s
+        if now_s - stream.last_data_s > limits.body_idle_s:
+            return True
+        if window_s <= limits.body_idle_s:
+            return False
+        received = stream.received_bytes + coming_bytes
+        came = received - stream.window_start_bytes
+        stream.start_window(received)
+        return came < window_s * max(limits.body_bytes_per_s, (stream.held_bytes + coming_bytes) / limits.body_s)

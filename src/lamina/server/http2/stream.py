@@ -39,10 +39,12 @@ class Http2Stream:
         "id",
         "is_closed",
         "last_data_s",
-        "message_start_s",
         "receive_window",
+        "received_bytes",
         "receiver",
         "send_window",
+        "window_start_bytes",
+        "window_start_s",
     )
 
     def __init__(self, connection: Http2Connection, id: int, window: int) -> None:
@@ -53,7 +55,9 @@ class Http2Stream:
         self.receive_window = connection.limits.stream_window
         self.send_window = window  #: bytes the client would take
         self.last_data_s = connection.now_s  #: when its request last moved
-        self.message_start_s = connection.now_s  #: when the message that comes could begin
+        self.received_bytes = 0  #: of its request, in all
+        self.window_start_s = connection.now_s  #: of the window in which the rate of the message that comes is measured
+        self.window_start_bytes = 0
         self.is_closed = False
         self.has_started = False
         self._head = b""
@@ -126,7 +130,16 @@ class Http2Stream:
 
     def restart_timer(self) -> None:
         """A message is complete; the next has all its time."""
-        self.message_start_s = self._connection.now_s
+        self.start_window(self.received_bytes)
+
+    def start_window(self, received_bytes: int) -> None:
+        """Measure the rate of what comes from here on."""
+        self.window_start_s, self.window_start_bytes = self._connection.now_s, received_bytes
+
+    @property
+    def address(self) -> str:
+        """Whose share of the memory budget its request takes."""
+        return self._connection.address
 
     def reset(self, code: int) -> None:
         if not self.is_closed:
