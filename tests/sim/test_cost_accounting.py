@@ -62,3 +62,24 @@ def test_unloading_an_instance_ends_its_standing_slice():
     ledger.instance_loaded(0, "a", "a-1", "h200", 0b11)
     ledger.instance_unloaded(400, "a-1")
     assert (ledger.devices["h200"].held(1_000), ledger.cold_starts) == (800, {"a": 1})
+
+
+def test_a_device_is_occupied_while_anything_is_loaded_on_it():
+    ledger = CostAccounting()
+    ledger.device_joined(0, H200)
+    ledger.instance_loaded(100, "a", "a-1", "h200", 0)
+    ledger.instance_loaded(200, "b", "b-1", "h200", 0b11)
+    ledger.instance_unloaded(300, "a-1")
+    ledger.instance_unloaded(600, "b-1")
+    ledger.instance_loaded(900, "a", "a-2", "h200", 0)
+    usage = ledger.devices["h200"]
+    assert usage.occupied_us(1_000) == 500 + 100
+    assert usage.occupied_cost(1_000) == 600 * H200.price_per_s / 1e6
+
+
+def test_used_counts_batches_and_not_what_stands():
+    account = DeviceUsage(H200, 0)
+    account.set_reserved(0, "a-1", 0b1111)
+    account.lease(100, 300, 0b11)
+    assert account.used_cost() == 400 * H200.unit_price()
+    assert account.cost(1_000) == 4_000 * H200.unit_price()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 @click.option("--log", "log_file", type=click.Path(path_type=Path), help="Write every event and action as JSON lines.")
 @click.option("--explain", is_flag=True, help="Log decisions and their alternatives too, for `lamina explain`.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw latency, rates and utilisation (.png or .svg).")
+@click.option("--charge-decisions", is_flag=True, help="Add the time the controller takes on this machine to the simulated clock.")
 @click.option("--check", is_flag=True, help="Check every invariant after every event; slow.")
 def command(
     scenario: Path,
@@ -39,6 +40,7 @@ def command(
     log_file: Path | None,
     explain: bool,
     plot: Path | None,
+    charge_decisions: bool,
     check: bool,
 ) -> int:
     """Simulate a SCENARIO file: SLO attainment, latency and cost.
@@ -51,6 +53,7 @@ def command(
     """
     from lamina.sim import scenario as scenarios
     from lamina.sim import summary as summaries
+    from lamina.sim.decision_charge import DecisionCharge
     from lamina.sim.run import run
 
     if explain and log_file is None:
@@ -71,6 +74,7 @@ def command(
             watch=writer.write if writer else None,
             check=check,
             explain=explain,
+            decisions=DecisionCharge() if charge_decisions else None,
         )
     if as_json:
         click.echo(summaries.json_lines(summary), nl=False)

@@ -33,6 +33,12 @@ Due = Event | DeviceChange | Callable[[], Event | None]
 
 Scheduled = Iterable[tuple[int, Due]]
 
+ChargedHandle = Callable[[int, Event], tuple[list[Action], int]]
+"""`Controller.handle`, and how many microseconds it took."""
+
+FollowUp = Callable[[int, Ending], Call | None]
+"""The next call of a client whose last one has ended, if it sends one."""
+
 
 class VirtualExecutor(Protocol):
     """Devices in virtual time: actions are performed by returning what they lead to, and when."""
@@ -50,7 +56,9 @@ class VirtualDriver(Driver):
     Of equal times, what was set in motion comes first, then ticks, then the next arrival. With `data`, questions about values
     are answered from it; without, they are for the executor. `on_end` gets every ending instead of the callbacks of `submit`.
     `wakes_us` says when a host wakes that wanted to at a given time; without it, then. With `skips_idle_ticks`, ticks are left
-    out as long as no job waits and no run has a timer: a task that takes a year costs a handful of them.
+    out as long as no job waits and no run has a timer: a task that takes a year costs a handful of them. With `charged`, the
+    controller is asked through it and is busy for as long as it says: events that come meanwhile are handled after that, and what
+    is decided is done after that.
     """
 
     def __init__(
@@ -63,6 +71,7 @@ class VirtualDriver(Driver):
         observers: Iterable[EventObserver] = (),
         wakes_us: Callable[[int], int] | None = None,
         skips_idle_ticks: bool = False,
+        charged: ChargedHandle | None = None,
     ) -> None:
         super().__init__(controller, *observers)
         self.data = data
@@ -71,6 +80,8 @@ class VirtualDriver(Driver):
         self._on_end = on_end
         self._wakes_us = wakes_us
         self._skips_idle_ticks = skips_idle_ticks
+        self._charged = charged
+        self._decides_until_us = 0  #: the controller is busy until then, if decisions are charged
         self._now_us = 0
         self._heap: list[tuple[int, int, Due]] = []
         self._order = count()  #: equal times keep their order
@@ -115,7 +126,7 @@ class VirtualDriver(Driver):
             self._skips_idle_ticks,
         )
         handle, perform, runs = self.controller.handle, self._executor.perform, self.controller.state.runs
-        data, questions, on_end, observers = self.data, self._questions, self._on_end, self._observers
+        data, questions, on_end, observers, charged = self.data, self._questions, self._on_end, self._observers, self._charged
         arrivals: Iterator[Call] = iter(calls)
         coming = next(arrivals, None)
         arrives_us = NEVER_US if coming is None else coming.arrived_us
@@ -157,7 +168,12 @@ class VirtualDriver(Driver):
                     event = CallArrived(coming)
                     coming = next(arrivals, None)
                     arrives_us = NEVER_US if coming is None else coming.arrived_us
-            actions = handle(now_us, event)
+            if charged is None:
+                actions = handle(now_us, event)
+            else:
+                now_us = max(now_us, self._decides_until_us)
+                actions, took_us = charged(now_us, event)
+                self._now_us = self._decides_until_us = now_us = now_us + took_us
             for action in actions:
                 kind = type(action)
                 if kind is WakeAt:
@@ -207,12 +223,37 @@ def simulate(
     on_end: Callable[[int, Ending], None] | None = None,
     watch: EventObserver | None = None,
     wakes_us: Callable[[int], int] | None = None,
+    charged: ChargedHandle | None = None,
+    follow_up: FollowUp | None = None,
+    until_us: int = NEVER_US,
 ) -> int:
-    """Drive a controller through `calls` until every one has ended; returns the virtual time of the last ending."""
-    driver = VirtualDriver(controller, executor, on_end=on_end, observers=() if watch is None else (watch,), wakes_us=wakes_us)
+    """Drive a controller through `calls` until every one has ended; returns the virtual time of the last ending.
+
+    `follow_up` makes clients that wait for an answer before they ask again; it gives no call after `until_us`.
+    """
+    driver: VirtualDriver
+
+    def ended(now_us: int, ending: Ending) -> None:
+        if on_end is not None:
+            on_end(now_us, ending)
+        call = follow_up(now_us, ending) if follow_up is not None else None
+        if call is not None:
+            driver.schedule(call.arrived_us, CallArrived(call))
+
+    driver = VirtualDriver(
+        controller,
+        executor,
+        on_end=on_end if follow_up is None else ended,
+        observers=() if watch is None else (watch,),
+        wakes_us=wakes_us,
+        charged=charged,
+    )
     for event in setup:
         driver.schedule(0, event)
     for at_us, event in faults:
         driver.schedule(at_us, event)
+    if follow_up is not None:
+        driver.run(calls, until_us=until_us)  # ticks go on while all clients think
+        calls = ()
     driver.run(calls)
     return driver.ended_us

@@ -59,6 +59,14 @@ class Report:
                 progress(number, call.arrived_us)
             yield call
 
+    def observe_call(self, call: Call) -> None:
+        """Count a call that follows from an answer."""
+        target = self._targets[call.target]
+        target.offered += 1
+        self._open[call.id] = target
+        self.last_us = max(self.last_us, call.arrived_us)
+        self._over_time.add(call.arrived_us)
+
     def on_end(self, now_us: int, ending: Ending) -> None:
         target = self._open.pop(ending.call_id)
         if isinstance(ending, Reply):
@@ -117,6 +125,8 @@ class Report:
             utilisation=_ratio(sum(d.utilisation * d.units * d.present_s for d in devices), present),
             cost=_six_digits(cost),
             cost_per_1000=_six_digits(1000 * cost / in_time) if in_time else 0.0,
+            used=_six_digits(sum(usage.used_cost() for usage in accounting.all_devices())),
+            occupied=_six_digits(sum(usage.occupied_cost(ended_us) for usage in accounting.all_devices())),
             rent=_six_digits(
                 sum(usage.spec.price_per_s * usage.present_us(ended_us) / 1e6 for usage in accounting.all_devices())
             ),

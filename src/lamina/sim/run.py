@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,28 +16,32 @@ from lamina.core.actions import Action
 from lamina.core.controller import Controller
 from lamina.core.events import Deployed, DeviceJoined, Event, TenantUpdated
 from lamina.core.policy import DispatchRole, Predictor
-from lamina.drivers.driver import EventObserver
+from lamina.drivers.driver import Ending, EventObserver
 from lamina.drivers.virtual import simulate
 from lamina.policies import new_controller
 from lamina.predict.online import OnlinePredictor as Online
 from lamina.predict.profile_table import ProfileTable
+from lamina.sim.decision_charge import DecisionCharge
 from lamina.sim.executor import SimulatedExecutor
 from lamina.sim.hardware_model import HardwareModel
 from lamina.sim.report import ProgressCallback, Report
 from lamina.sim.scenario import Scenario
 from lamina.sim.summary import Summary
-from lamina.sim.workload import merge_calls
+from lamina.sim.workload import ClosedLoopClients, Workload, merge_calls
 from lamina.types import NEVER_US, Call, Slo
 
 
 def generate_calls(scenario: Scenario) -> Iterable[Call]:
     """Calls in order of arrival. Each workload has its own random stream: changing one leaves the others alone."""
-    loads = [
+    calls = merge_calls(_loads(scenario), scenario.duration_us)
+    return islice(calls, scenario.calls) if scenario.calls else calls
+
+
+def _loads(scenario: Scenario) -> list[tuple[Workload, Slo, random.Random]]:
+    return [
         (load, scenario.slo_of(load.target), random_stream(scenario.seed, f"load/{place}/{load.target}"))
         for place, load in enumerate(scenario.loads)
     ]
-    calls = merge_calls(loads, scenario.duration_us)
-    return islice(calls, scenario.calls) if scenario.calls else calls
 
 
 def random_stream(seed: int, name: str) -> random.Random:
@@ -82,26 +87,50 @@ def run(
     check: bool = False,
     explain: bool = False,
     on_policy: Callable[[DispatchRole], None] | None = None,
+    on_end: Callable[[int, Ending], None] | None = None,
+    decisions: DecisionCharge | None = None,
 ) -> Summary:
     """Simulate until every call has ended. What is given here takes the place of what the scenario says.
 
     `watch` sees every event with its actions (an event log, say); `check` tests every invariant after every event;
     `explain` has the policy say what it weighed, for such a log.
-    `on_policy` is given the policy when all is over: some keep counts of their own.
+    `on_policy` is given the policy when all is over: some keep counts of their own. `on_end` sees every ending.
+    With `decisions`, the time the controller takes for an event is part of the simulation; else it decides in no time.
     """
     scenario = _with_overrides(scenario, policy, options, seed, calls)
     controller = build_controller(scenario)
     controller.explain = explain
     executor = build_executor(scenario, controller)
     report = Report(_slos(scenario), progress)
+    clients = ClosedLoopClients(_loads(scenario), scenario.duration_us)
+
+    def arrivals() -> Iterator[Call]:
+        for call in report.observe_calls(generate_calls(scenario)):
+            clients.observe(call)
+            yield call
+
+    def follow_up(now_us: int, ending: Ending) -> Call | None:
+        call = clients.follow_up(now_us, ending)
+        if call is not None:
+            report.observe_call(call)
+        return call
+
+    def ended(now_us: int, ending: Ending) -> None:
+        report.on_end(now_us, ending)
+        if on_end is not None:
+            on_end(now_us, ending)
+
     ended_us = simulate(
         controller,
         executor,
-        report.observe_calls(generate_calls(scenario)),
+        arrivals() if clients else report.observe_calls(generate_calls(scenario)),
         setup=setup_events(scenario),
         faults=faults,
-        on_end=report.on_end,
+        on_end=report.on_end if on_end is None else ended,
         watch=_checking(controller, watch) if check else watch,
+        charged=partial(decisions.handle, controller) if decisions is not None else None,
+        follow_up=follow_up if clients else None,
+        until_us=scenario.duration_us,
     )
     assert not report.unanswered, f"{report.unanswered} calls never ended"
     controller.state.check_quiet()

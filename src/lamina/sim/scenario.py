@@ -132,8 +132,10 @@ def _scenario(root: Field, folder: Path) -> Scenario:
         if "interference" in top
         else None,
     )
-    if scenario.duration_us >= NEVER_US and not scenario.calls and any(load.is_endless for load in scenario.loads):
-        raise top["scenario"].error("this would never end", 'add duration = "60s" or calls = 100000')
+    endless = [load for load in scenario.loads if load.is_endless and (load.clients or not scenario.calls)]
+    if scenario.duration_us >= NEVER_US and endless:
+        hint = 'add duration = "60s"' + ("" if any(load.clients for load in endless) else " or calls = 100000")
+        raise top["scenario"].error("this would never end", hint)
     return scenario
 
 

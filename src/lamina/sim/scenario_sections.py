@@ -338,6 +338,7 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "steps": ("stages", "cv"),
     "ramp": ("stages", "cv", "from"),
     "trace": ("file", "speedup", "loop"),
+    "closed": ("clients", "think"),
     "hasgpu": ("file", "speedup", "cv"),
 }
 """What each shape wants to know, beside what all of them do."""
@@ -374,6 +375,9 @@ def _shaped(row: Field, fields: dict[str, Field], shape: str, folder: Path) -> W
             required(row, fields, "cv", "coefficient of variation of the gaps: 1 is Poisson, 4 is very bursty")
         pieces: tuple[RateSegment, ...] = workload.steps([(NEVER_US, rate)])
         return Workload(target="", segments=pieces, cv=0.0 if shape == "constant" else cv)
+    if shape == "closed":
+        clients = required(row, fields, "clients", "how many wait for an answer before they ask again").integer(1)
+        return Workload(target="", clients=clients, think_us=fields["think"].time_us() if "think" in fields else 0)
     if shape in ("steps", "ramp"):
         stages = _stages(required(row, fields, "stages", 'stages = [["10s", 100], ["20s", 300]]'))
         if shape == "steps":

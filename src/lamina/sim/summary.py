@@ -73,6 +73,8 @@ class TotalRow(Struct, frozen=True, kw_only=True, tag="total", tag_field="row"):
     utilisation: float
     cost: float  #: of everything held, wasted work and idle standing slices included
     cost_per_1000: float  #: of answers in time
+    used: float  #: of the time under batches alone
+    occupied: float  #: of the devices as wholes, for as long as something was loaded on them
     rent: float  #: of the devices as wholes, for as long as they were there
     offered_s: float
     ended_s: float
@@ -159,7 +161,8 @@ def _notes(summary: Summary) -> list[str]:
     loads = ", ".join(f"{row.function} {row.cold_starts}" for row in summary.functions if row.cold_starts)
     notes = [
         f"cost         {total.cost:.3g}, or {total.cost_per_1000:.3g} per 1,000 answers in time",
-        f"devices      {total.rent:.3g}, had they been rented as wholes",
+        f"used         {total.used:.3g}, for the time under batches alone",
+        f"devices      {total.occupied:.3g}, rented as wholes while something is loaded; {total.rent:.3g} throughout",
         f"cold starts  {loads or 'none'}",
         f"simulated    {total.ended_s:,.1f} s",
     ]

@@ -19,6 +19,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from lamina.core.actions import Reject
+from lamina.drivers.driver import Ending
 from lamina.errors import BadValue, read_user_file, unreadable_file
 from lamina.types import NEVER_US, Call, Slo, call_for
 
@@ -32,7 +34,7 @@ class RateSegment(Struct, frozen=True):
 
 
 class Workload(Struct, frozen=True, kw_only=True):
-    """Workload of one target: generated arrivals, a recorded trace, or a list of times."""
+    """Workload of one target: generated arrivals, a recorded trace, a list of times, or clients that wait for each answer."""
 
     target: str
     segments: tuple[RateSegment, ...] = ()
@@ -41,6 +43,8 @@ class Workload(Struct, frozen=True, kw_only=True):
     at_us: tuple[int, ...] = ()  #: the times themselves, in order, instead of either
     speedup: float = 1.0
     loop: bool = False
+    clients: int = 0  #: so many that wait for each answer before they ask again, instead of any of these
+    think_us: int = 0  #: how long such a client waits on average after an answer
     start_us: int = 0
     stop_us: int = NEVER_US
     slo: Slo | None = None  #: in place of the target's own
@@ -49,10 +53,12 @@ class Workload(Struct, frozen=True, kw_only=True):
 
     @property
     def is_endless(self) -> bool:
-        return self.stop_us >= NEVER_US and (self.loop or any(piece.span_us >= NEVER_US for piece in self.segments))
+        return self.stop_us >= NEVER_US and (bool(self.clients) or self.loop or any(piece.span_us >= NEVER_US for piece in self.segments))
 
     def arrivals(self, rng: random.Random) -> Iterator[int]:
-        if self.at_us:
+        if self.clients:
+            times = iter([0] * self.clients)  # the first call of each; `ClosedLoopClients` has the others
+        elif self.at_us:
             times = iter(self.at_us)
         elif self.trace:
             times = replay_trace(self.trace, self.speedup, loop=self.loop)
@@ -224,3 +230,45 @@ def merge_calls(loads: Iterable[tuple[Workload, Slo, random.Random]], until_us: 
             _heappop(heads)
         else:
             heapreplace(heads, (following, place))
+
+
+RETRY_US = 10_000
+"""A closed-loop client that is turned away asks again no sooner than this."""
+
+
+class ClosedLoopClients:
+    """Clients that send their next call when the last one has ended, until `until_us`. Clients of one load are alike, so which of
+    them a call belongs to is not kept, only its load."""
+
+    def __init__(self, loads: Iterable[tuple[Workload, Slo, random.Random]], until_us: int) -> None:
+        self._loads = [(load, slo, rng) for load, slo, rng in loads if load.clients]
+        self._places = {(load.target, load.tenant): place for place, (load, _, _) in enumerate(self._loads)}
+        self._until_us = until_us
+        self._open: dict[str, int] = {}  #: call -> its load
+        self._sent = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._loads)
+
+    def observe(self, call: Call) -> None:
+        """Note a first call; loads on the same target are told apart by their tenant."""
+        place = self._places.get((call.target, call.tenant))
+        if place is not None:
+            self._open[call.id] = place
+
+    def follow_up(self, now_us: int, ending: Ending) -> Call | None:
+        place = self._open.pop(ending.call_id, None)
+        if place is None:
+            return None
+        load, slo, rng = self._loads[place]
+        pause_us = int(rng.expovariate(1 / load.think_us)) if load.think_us else 0
+        if isinstance(ending, Reject):
+            pause_us = max(pause_us, ending.retry_after_us, RETRY_US)
+        at_us = now_us + pause_us
+        if at_us >= min(self._until_us, load.stop_us):
+            return None
+        self._sent += 1
+        id = f"r{self._sent}"
+        call = call_for(id, load.target, at_us, load.slo or slo, tenant=load.tenant, priority=load.priority)
+        self._open[call.id] = place
+        return call
