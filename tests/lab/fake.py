@@ -41,6 +41,6 @@ def sections(rows: list[dict[str, Any]]) -> list[Section]:
     table = ResultTable(["x", "half"], [[row["x"], row["half"]] for row in rows])
     points: list[tuple[float | str, float]] = [(row["x"], row["half"]) for row in rows]
     return [
-        Section("All halves", "One per number.", table, Plot("line", "number", "half", {"halves": points})),
+        Section("All halves", "One per number.", table, Plot("line", "number", "half", {"halves": points}), headline=True),
         Section("Bars of halves", plot=Plot("bar", "number", "half", {"halves": points})),
     ]

@@ -70,17 +70,17 @@ def test_a_table_with_a_short_row_is_refused() -> None:
 
 
 def test_the_first_line_says_where_the_rows_come_from(tmp_path: Path, log: Path) -> None:
-    assert run(tmp_path, "--seed", "7").return_value == 0
+    assert run(tmp_path, "--seed", "8").return_value == 0
     head, *rows = lines(tmp_path / "fake.jsonl")
     assert {key: head[key] for key in ("experiment", "seed", "quick", "commit")} == {
         "experiment": "fake",
-        "seed": 7,
+        "seed": 8,
         "quick": False,
         "commit": "abc123",
     }
     assert head["version"] and head["python"] and re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", str(head["date"]))
     assert head["machine"]["cpu"] and head["machine"]["cores"] >= 1  # type: ignore[index]
-    assert rows == [{"half": x / 2, "x": x, "seed": 7} for x in range(4)]
+    assert rows == [{"half": x / 2, "x": x, "seed": 8} for x in range(4)]
 
 
 def test_json_is_one_object_on_stdout_and_nothing_else(tmp_path: Path, log: Path) -> None:
@@ -141,7 +141,7 @@ def test_resume_takes_up_a_run_that_was_cut_off_in_the_middle_of_a_line(tmp_path
     assert not results.unfinished(path).exists()
 
 
-@pytest.mark.parametrize("change", [["--seed", "2"], ["--resume", "--seed", "2"], []])
+@pytest.mark.parametrize("change", [["--seed", "4"], ["--resume", "--seed", "4"], []])
 def test_rows_of_another_seed_or_without_resume_are_made_again(tmp_path: Path, log: Path, change: list[str]) -> None:
     run(tmp_path)
     log.write_text("")
@@ -163,6 +163,28 @@ def test_a_quick_run_leaves_the_full_one_alone(tmp_path: Path, log: Path) -> Non
     run(tmp_path, "--quick")
     assert (tmp_path / "fake.jsonl").read_bytes() == before
     assert len(lines(tmp_path / "fake.quick.jsonl")) == 3
+
+
+def test_a_run_for_tuning_leaves_the_reported_one_alone(tmp_path: Path, log: Path) -> None:
+    run(tmp_path)
+    before = (tmp_path / "fake.jsonl").read_bytes()
+    run(tmp_path, "--seed", "1")
+    assert (tmp_path / "fake.jsonl").read_bytes() == before
+    assert len(lines(tmp_path / "fake.tuning.jsonl")) == 5
+
+
+def test_headline_tables_are_written_as_markdown(tmp_path: Path, log: Path) -> None:
+    run(tmp_path)
+    page = lab("report", FAKE, "--results", str(tmp_path), "--markdown", "--out", "-").stdout
+    assert "## Halves of numbers" in page and "commit abc123" in page
+    assert "### All halves\n\nOne per number.\n\n| x | half |\n|--:|--:|\n| 0 | 0 |\n| 1 | 0.5 |" in page
+    assert "Bars of halves" not in page  # not a headline
+
+
+def test_without_a_checkout_the_environment_names_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "_git", lambda *words: "")
+    monkeypatch.setenv("LAMINA_COMMIT", "feedbeef")
+    assert provenance.commit() == "feedbeef"
 
 
 class Outside(HTMLParser):
@@ -210,7 +232,7 @@ def test_the_page_holds_every_section_with_its_table_and_plot(page: str) -> None
 
 
 def test_the_page_says_where_everything_comes_from(page: str) -> None:
-    for words in ("abc123", "Python 3.", "<dt>seed</dt><dd>1</dd>", "<dt>machine</dt>", "<dt>date</dt>"):
+    for words in ("abc123", "Python 3.", "<dt>seed</dt><dd>2</dd>", "<dt>machine</dt>", "<dt>date</dt>"):
         assert words in page
 
 

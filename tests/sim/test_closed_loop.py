@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 
@@ -111,7 +111,7 @@ def test_events_wait_for_the_decision_before_them():
 
     total = run(fast, "fifo", decisions=charge, on_end=on_end).total
     assert total.attainment < 0.6
-    assert min(after - before for before, after in zip(ended, ended[1:], strict=False)) >= 3_000
+    assert min(after - before for before, after in pairwise(ended)) >= 3_000
     assert charge.total_us == pytest.approx(3_000 * len(charge.times_us))
     assert charge.quantile_us(0.5) == 3_000
 

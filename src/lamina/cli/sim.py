@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 @click.option("--log", "log_file", type=click.Path(path_type=Path), help="Write every event and action as JSON lines.")
 @click.option("--explain", is_flag=True, help="Log decisions and their alternatives too, for `lamina explain`.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw latency, rates and utilisation (.png or .svg).")
-@click.option("--charge-decisions", is_flag=True, help="Add the time the controller takes on this machine to the simulated clock.")
+@click.option(
+    "--charge-decisions", is_flag=True, help="Add the time the controller takes on this machine to the simulated clock."
+)
 @click.option("--check", is_flag=True, help="Check every invariant after every event; slow.")
 def command(
     scenario: Path,

@@ -65,12 +65,14 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading with what belongs under it. Text: paragraphs with an empty line between them."""
+    """A heading with what belongs under it. Text: paragraphs with an empty line between them. `headline`: it is part of the
+    documentation."""
 
     title: str
     text: str = ""
     table: ResultTable | None = None
     plot: Plot | None = None
+    headline: bool = False
 
 
 class Experiment(Protocol):

@@ -58,10 +58,11 @@ def machine_info() -> MachineInfo:
 
 
 def commit() -> str:
-    """The commit of the checkout; with changes that are in no commit, a digest of the code as it is. Empty: no checkout."""
+    """The commit of the checkout; with changes that are in no commit, a digest of the code as it is. Without a checkout, what
+    `$LAMINA_COMMIT` says, or nothing."""
     head = _git("rev-parse", "--short=12", "HEAD")
     if not head:
-        return ""
+        return os.environ.get("LAMINA_COMMIT", "")
     changed = _git("status", "--porcelain", "--", "src", "data", "profiles")
     return f"{head}+{_digest()}" if changed else head
 

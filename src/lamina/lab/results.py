@@ -35,9 +35,10 @@ class Results:
         return [row for row in self.rows if "error" in row]
 
 
-def file_for(folder: Path, name: str, quick: bool) -> Path:
-    """Quick runs have files of their own: they must never take the place of a full one."""
-    return folder / f"{Path(name).stem}{'.quick' if quick else ''}.jsonl"
+def file_for(folder: Path, name: str, quick: bool, seed: int = 2) -> Path:
+    """Quick runs, and those with odd seeds, which are for tuning, have files of their own: they must never take the place of a
+    reported one."""
+    return folder / f"{Path(name).stem}{'.quick' if quick else '.tuning' if seed % 2 else ''}.jsonl"
 
 
 def other_seeds(folder: Path, name: str) -> list[Results]:
@@ -99,9 +100,12 @@ def finished_rows(cells: list[Cell], path: Path, origin: Provenance) -> dict[int
     files = [read(file) for file in (unfinished(path), path) if file.exists()]
     rows = [row for file in files if file.origin.is_same_work(origin) for row in file.good]
     found: dict[int, Row] = {}
+    by_fields: dict[tuple[str, ...], dict[str, Row]] = {}  # cells of one part have the same fields: one index for each part
     for place, cell in enumerate(cells):
-        wanted = cell_key(cell)
-        row = next((row for row in rows if cell.keys() <= row.keys() and cell_key(cell, row) == wanted), None)
+        fields = tuple(sorted(cell))
+        if fields not in by_fields:
+            by_fields[fields] = {cell_key(cell, row): row for row in reversed(rows) if cell.keys() <= row.keys()}
+        row = by_fields[fields].get(cell_key(cell))
         if row is not None:
             found[place] = row
     return found

@@ -1,11 +1,12 @@
-"""Text report: sections on a terminal, their words and tables. Plots are for the HTML report."""
+"""Text report: sections on a terminal, and headline tables as Markdown for the documentation. Plots are for the HTML report."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
 
-from lamina.lab.experiment import ResultTable, Section
+from lamina.lab.experiment import Experiment, ResultTable, Section
+from lamina.lab.results import Results
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -58,3 +59,43 @@ def render_table(values: ResultTable) -> RichTable:
     for row in values.rows:
         drawn.add_row(*(format_number(value) for value in row))
     return drawn
+
+
+MARKDOWN_ROWS = 60
+"""Of one table; the HTML page has all of them."""
+
+MARKDOWN_HEAD = """\
+<!-- written by `lamina lab report --markdown`; edits are lost -->
+
+# Lab: results
+
+Headline tables of every experiment; the whole of it is in `results/lab/report.html`. All figures are simulated unless the
+experiment says otherwise. Constants of `frontier` are tuned on odd seeds; these are even ones.
+"""
+
+
+def markdown_report(entries: list[tuple[Experiment, Results]]) -> str:
+    """Provenance, and the sections that experiments call headlines, as a page of the documentation."""
+    parts = [MARKDOWN_HEAD]
+    for experiment, results in entries:
+        origin = results.origin
+        quick = ", quick: too short to quote" if origin.quick else ""
+        parts.append(
+            f"## {experiment.TITLE}\n\n`{origin.experiment}`, commit {origin.commit or 'unknown'}, {origin.date[:10]}, "
+            f"from seed {origin.seed}, {len(results.good):,} cells{quick}.\n"
+        )
+        for section in experiment.sections(results.good):
+            if section.headline:
+                parts.append(f"### {section.title}\n\n{section.text}\n")
+                if section.table is not None and section.table.rows:
+                    parts.append(_markdown_table(section.table))
+    return "\n".join(parts)
+
+
+def _markdown_table(table: ResultTable) -> str:
+    numeric = [any(isinstance(row[at], int | float) for row in table.rows) for at in range(len(table.columns))]
+    lines = ["| " + " | ".join(table.columns) + " |", "|" + "|".join("--:" if right else "---" for right in numeric) + "|"]
+    rows = [[format_number(value).replace("|", "/") for value in row] for row in table.rows[:MARKDOWN_ROWS]]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    more = len(table.rows) - MARKDOWN_ROWS
+    return "\n".join(lines) + "\n" + (f"\n{more:,} more in the HTML page.\n" if more > 0 else "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import Decision, Defer, Drop, Start, View
 from lamina.core.scheduling.slots import Slot, free_slots
 from lamina.core.scheduling.state import FunctionState
@@ -16,15 +17,25 @@ from lamina.planner.batching import batchable_prefix, largest_batch_within
 from lamina.types import NEVER_US
 
 
-def serve_on_slices(view: View) -> Iterator[Decision]:
-    """Longest wait first; each function on its own idle slices."""
-    for function in sorted(view.waiting.values(), key=lambda f: (f.queue.head().enqueued_us, f.queue.head().id)):
-        for slot in idle_own_slices(view, function):
-            yield from fill_slice(view, function, slot)
+def serve_on_slices(view: View, elastic: bool = False) -> Iterator[Decision]:
+    """Longest wait first; each function on its own idle slices.
+
+    `elastic`: when all that have time left of their quota are served, those that have none may use what is idle of their own
+    slice. Time used so counts: the next that waits for the same units and has quota left goes first.
+    """
+    waiting = sorted(view.waiting.values(), key=lambda f: (f.queue.head().enqueued_us, f.queue.head().id))
+    rounds = (idle_own_slices, indebted_own_slices) if elastic else (idle_own_slices,)
+    for find in rounds:
+        for function in waiting:
             if function.spec.name not in view.waiting:
-                break
-        else:
-            yield Defer(function.spec.name, view.next_slot_us(function), NEVER_US)
+                continue
+            for slot in find(view, function):
+                yield from fill_slice(view, function, slot)
+                if function.spec.name not in view.waiting:
+                    break
+            else:
+                if find is rounds[-1]:
+                    yield Defer(function.spec.name, view.next_slot_us(function), NEVER_US)
 
 
 def idle_own_slices(view: View, function: FunctionState) -> Iterator[Slot]:
@@ -36,6 +47,23 @@ def idle_own_slices(view: View, function: FunctionState) -> Iterator[Slot]:
         able = not home & device.busy and cores <= device.cores_free  # a batch that has started since may share the slice
         if able and home.bit_count() <= view.max_units_by_bandwidth(function, device):
             yield Slot(instance, device, home, None, view.now_us, cores)
+
+
+def indebted_own_slices(view: View, function: FunctionState) -> Iterator[Slot]:
+    """Idle reserved slices of the function whose instances have used up their time quota; the least in debt first."""
+    now_us = view.now_us
+    if function.bucket and function.bucket.ready_at_us(now_us) > now_us:
+        return
+    found = []
+    for instance in function.instances.values():
+        bucket, device = instance.bucket, view.devices[instance.device]
+        if bucket and instance.phase is InstancePhase.WARM and instance.id in device.homes:
+            found.append((-bucket.level(now_us), instance.id, instance, device))
+    for _, _, instance, device in sorted(found, key=lambda entry: entry[:2]):
+        home, cores = device.homes[instance.id], function.spec.cores_on(device.spec) if device.spec.cores else 0
+        able = not home & device.busy and instance.has_capacity(function.batches_at_once(device)) and cores <= device.cores_free
+        if able and home.bit_count() <= view.max_units_by_bandwidth(function, device):
+            yield Slot(instance, device, home, None, now_us, cores)
 
 
 def fill_slice(view: View, function: FunctionState, slot: Slot) -> Iterator[Decision]:

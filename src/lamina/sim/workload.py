@@ -53,7 +53,9 @@ class Workload(Struct, frozen=True, kw_only=True):
 
     @property
     def is_endless(self) -> bool:
-        return self.stop_us >= NEVER_US and (bool(self.clients) or self.loop or any(piece.span_us >= NEVER_US for piece in self.segments))
+        return self.stop_us >= NEVER_US and (
+            bool(self.clients) or self.loop or any(piece.span_us >= NEVER_US for piece in self.segments)
+        )
 
     def arrivals(self, rng: random.Random) -> Iterator[int]:
         if self.clients:

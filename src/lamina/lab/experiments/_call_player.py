@@ -63,6 +63,13 @@ class PlayedCalls:
         """Of everything that was held, as in `sim.summary`."""
         return sum(account.cost(self.ended_us) for account in self.ledger.all_devices())
 
+    @property
+    def bill(self) -> dict[str, float]:
+        """The three prices of `lab.comparison`."""
+        devices = self.ledger.all_devices()
+        rent = sum(account.occupied_cost(self.ended_us) for account in devices)
+        return {"used": sum(account.used_cost() for account in devices), "held": self.cost, "rent": rent}
+
     def on_action(self, now_us: int, event: Event, actions: list[Action]) -> None:
         if isinstance(event, BatchFinished) and event.batch_id in self._booked:
             self._begin(now_us, self._booked.pop(event.batch_id))

@@ -230,12 +230,12 @@ def run(cell: dict[str, Any]) -> dict[str, Any]:
         scenario = world(cell["flow"], cell["policy"], options, seed=seed)
         rate = RATES[cell["flow"]] * cell["load"]
         played = play_calls(scenario, calls(cell["flow"], rate, cell["span_us"], slo, limit, seed))
-        for name, value in _measure(played, limit, cell["span_us"]).items():
+        for name, value in measure(played, limit, cell["span_us"]).items():
             found.setdefault(name, []).append(value)
     return cell | {name: round(fmean(values), 6) for name, values in found.items()}
 
 
-def _measure(played: PlayedCalls, limit: float, span_us: int) -> dict[str, float]:
+def measure(played: PlayedCalls, limit: float, span_us: int) -> dict[str, float]:
     offered = len(played.calls)
     in_time = [reply for reply in played.replies if not reply.late]
     good = sum(not limit or reply.cost <= limit * (1 + 1e-6) for reply in in_time)

@@ -147,8 +147,10 @@ class WholeGpuPolicy:
         instance = resident_instance(view, device, job.function)
         elsewhere = len(view.functions[job.function].instances) > (instance is not None)
         load_us = view.predictor.load_us(job.function, device.spec.kind) if instance is None else 0
-        # a load that comes too late for this one is still made where the model is nowhere: for requests that come after it
-        if self._is_late(view, job, device) or (elsewhere and self._is_late(view, job, device, load_us)):
+        # a load that comes too late for this one is still made for requests that come after it: where the model is nowhere, or
+        # where no other has to go for it
+        crowded = view.functions[job.function].spec.memory_mib > device.spec.memory_mib - device.memory_used_mib
+        if self._is_late(view, job, device) or (elsewhere and crowded and self._is_late(view, job, device, load_us)):
             yield Drop(job)
             return
         self._free_order.remove(name)

@@ -6,7 +6,8 @@ smallest shape that does the rest; if it is a fifth below, pods that are not nee
 goes where the maximal-rectangles packing finds the tightest place.
 
 A workflow's latency goal is split among its functions once and for all, by their average service time; a shape counts only
-if its latency is within that part. Source: FaST-GShare, ICPP 2023, its slides and its public autoscaler; the split is how
+if its latency is within that part. A pod may use time of its row that no other pod wants, beyond its quota (`elastic`): published
+pods ask for a quota and have a limit of 1. Source: FaST-GShare, ICPP 2023, its slides and its public autoscaler; the split is how
 ESG (HPDC 2024) runs it as a rival. Two pods on a common unit stand on the same units, as the device shares slices.
 """
 
@@ -46,6 +47,7 @@ class Policy:
     """Horizontal scaling with the most efficient pods, packed in two dimensions."""
 
     tolerance: float = 0.2  #: of what the pods can do: a smaller surplus is left alone
+    elastic: bool = True  #: a pod may use idle time of its row beyond its quota, as published pods with quota_limit 1 do
     period_us: int = 10_000_000
     order: Order = "arrival"
     _rates: WindowedRates = field(init=False)
@@ -55,7 +57,7 @@ class Policy:
         self._rates = WindowedRates(self.period_us)
 
     def dispatch(self, view: View) -> Iterator[Decision]:
-        yield from serve_on_slices(view)
+        yield from serve_on_slices(view, self.elastic)
 
     def scale(self, view: View) -> Iterator[Decision]:
         turn = view.now_us >= self._next_us
