@@ -1,4 +1,4 @@
-"""Fairness between clients: who gets how much of the GPUs, as clients become many and their execution times unlike?"""
+"""Fairness between clients: which part of the GPUs does each get, as clients become many and their execution times unlike?"""
 
 from __future__ import annotations
 
