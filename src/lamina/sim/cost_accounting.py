@@ -1,9 +1,9 @@
 """Cost accounting: unit time leased and reserved on each device, and how long each device is occupied.
 
-Three bills, because owners, tenants and renters of a device pay for different things. *Leased* is what batches ran on, in unit-microseconds:
-utilisation. *Held* adds reserved slices whether a batch is on them or not; a lease inside a reserved slice is paid once, and of
-a slice with a time quota only that share is. *Occupied* is the time in which anything is loaded on a device: as long as weights
-stay there, the whole device cannot be given back. Cores of the host are counted separately.
+Three bills, because owners, tenants and renters of a device pay for different things. *Leased* is what batches ran on, in
+unit-microseconds: utilisation. *Held* adds reserved slices whether a batch is on them or not; a lease inside a reserved
+slice is paid once, and of a slice with a time quota only that share is. *Occupied* is the time in which anything is loaded
+on a device: as long as weights stay there, the whole device cannot be given back. Cores of the host are counted separately.
 """
 
 from __future__ import annotations
