@@ -139,6 +139,7 @@ def path_of(table: Table, route: str, tenant: str) -> str:
         "version": "1",
         "app": f"{tenant}-app" if tenant else "tested",
         "run": table.runs.get(tenant, "0" * 24),
+        "call": table.runs.get(tenant, "0" * 24),
     }
     path = route.partition(" ")[2]
     if "{key*}" in path or path == "/v1/state":

@@ -33,13 +33,13 @@ def a_page(log: Path) -> str:
 
 
 def test_every_step_of_the_call_is_told(log: Path):
-    steps = explain.call_history(a_page(log), log)["steps"]
+    steps = explain.history_in_log(a_page(log), log)["steps"]
     assert {"detect", "read"} <= {step["step"] for step in steps}
     assert all(step["took_ms"] > 0 for step in steps)
 
 
 def test_the_choice_comes_with_what_else_there_was(log: Path):
-    [first, *_] = explain.call_history(a_page(log), log)["steps"]
+    [first, *_] = explain.history_in_log(a_page(log), log)["steps"]
     assert first["why"]["chosen"]["batch"] == first["batch"]
     assert all(option["why_not"] for option in first["why"]["alternatives"])
 
@@ -63,7 +63,7 @@ def test_a_refusal_says_what_could_have_been_had(tmp_path: Path):
     writer.close()
     actions = (action for line in path.read_text().splitlines() for action in json.loads(line)["actions"])
     refused = next(action["call_id"] for action in actions if action["type"] == "Reject")
-    end = explain.call_history(refused, path)["end"]
+    end = explain.history_in_log(refused, path)["end"]
     assert end["what"] == "refused: deadline"
     assert end["offer_ms"] > 30
     assert end["why"]["because"] == "it would be too late"
@@ -71,13 +71,25 @@ def test_a_refusal_says_what_could_have_been_had(tmp_path: Path):
 
 def test_an_unknown_call_is_said_to_be_unknown(log: Path):
     with pytest.raises(BadValue, match="knows nothing of a call 'nobody'"):
-        explain.call_history("nobody", log)
+        explain.history_in_log("nobody", log)
 
 
-def test_a_policy_that_says_nothing_is_told_so(tmp_path: Path):
-    path = tmp_path / "quiet.jsonl"
+def test_a_rejection_names_its_rule_without_being_asked_to_explain(tmp_path: Path):
+    path = tmp_path / "overload.jsonl"
     writer = EventLogWriter(path)
-    run(scenario.read(ROOT / "scenarios/quickstart.toml"), "fifo", calls=5, watch=writer.write)
+    run(scenario.read(ROOT / "scenarios/overload.toml"), "frontier", calls=6_000, watch=writer.write)
     writer.close()
-    said = CliRunner().invoke(root, ["explain", "c1", "--log", str(path)]).output
-    assert "the policy said nothing" in said
+    actions = (action for line in path.read_text().splitlines() for action in json.loads(line)["actions"])
+    refused = next(action["call_id"] for action in actions if action["type"] == "Reject")
+    end = explain.history_in_log(refused, path)["end"]
+    assert end["why"]["rule"] in ("deadline", "load shedding")
+    assert end["why"]["expected_ms"] > end["why"]["allowed_ms"]
+    said = CliRunner().invoke(root, ["explain", refused, "--log", str(path)]).output
+    assert "rule: " in said and "could be met" in said
+
+
+def test_a_batch_that_waited_says_which_rule_delayed_it(log: Path):
+    calls = (json.loads(line)["event"].get("call") for line in log.read_text().splitlines())
+    steps = [step for call in calls if call for step in explain.history_in_log(call["id"], log)["steps"]]
+    delays = {step["delay"].partition(":")[0] for step in steps if step["delay"]}
+    assert delays and delays <= {"batching", "no slot", "blocking rule", "no instance of the function was ready"}

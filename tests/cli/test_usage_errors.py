@@ -112,7 +112,6 @@ def test_a_body_that_is_no_json_is_shown_as_it_was_meant(capsys, body: str, mean
         (("version",), "Did you mean '--version'?"),
         (("serve", "Mine.py"), "hint: did you mean 'mine.py'?"),
         (("serve", "https://example.org/mine.py"), "'https://example.org/mine.py' is an address"),
-        (("serve", "mine.py", "--explain"), "give --log FILE as well"),
         (("profile", "mine.py", "f"), "one function of a file is written mine.py:f"),
         (("call", "f", "--async", "--stream"), "give one of --async and --stream"),
         (("call", "f", "--url", "http://127.0.0.1:9/v1/"), 'hint: give the server alone: "http://127.0.0.1:9"'),

@@ -99,6 +99,7 @@ _CALLS: dict[str, tuple[Scope | None, Reach]] = {
     "PUT /v1/state/{key*}": ("invoke", "own"),
     "DELETE /v1/state/{key*}": ("invoke", "own"),
     "GET /v1/bill": ("read", "own"),
+    "GET /v1/explain/{call}": ("read", "own"),
     "GET /v2": ("read", "all"),
     "GET /v2/health/live": (None, "public"),
     "GET /v2/health/ready": (None, "public"),

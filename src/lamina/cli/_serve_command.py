@@ -27,12 +27,16 @@ from lamina.units import show_bytes, show_us
 if TYPE_CHECKING:
     from lamina.access.access_control import AccessControl
     from lamina.bootstrap import ServingRuntime
+    from lamina.core.eventlog import EventLogWriter
     from lamina.gateway.bootstrap import Gateway
     from lamina.gateway.deploy.admin_server import AdminServer
     from lamina.gateway.observability.otel_exporter import OtelExporter
     from lamina.store.base import Store
 
 log = logging.getLogger("lamina")
+
+FLUSH_S = 0.2
+"""How often the event log is handed to the system."""
 
 GC_AT = (20_000, 50, 100)
 """Thresholds of the garbage collector: calls in flight are many and leave no cycles, so frequent collections find nothing."""
@@ -45,8 +49,6 @@ def serve(config: ServerConfig) -> int:
     from lamina.server.http1 import event_loop_factory
     from lamina.store.open import default_location, open_store
 
-    if config.engine.explain and config.observe.log_file is None:
-        raise click.UsageError("--explain says more in the log: give --log FILE as well")
     with async_stderr():
         logs.configure(config.observe.log_format, calls=config.observe.log_calls)
         if config.listen.url:
@@ -157,7 +159,10 @@ class _Server:
                     gateway.durable.start()  # an explicit --store: if it cannot be used, that is an error now
                 await gateway.durable.store.opened()
             self._announce(gateway, _admin_url(admin, config.listen))
+            flushing = asyncio.create_task(_flush(writer)) if writer is not None else None
             await self._until(stop, gateway)
+            if flushing is not None:
+                flushing.cancel()
             self._note("stopping: no new calls, finishing those in flight")
             if admin is not None:
                 await admin.stop()
@@ -266,6 +271,13 @@ class _Server:
         introduce(gateway, self._config.engine.policy, f"emulated {devices}" if devices else "local")
         if admin_url:
             click.echo(f"management on {admin_url}")
+
+
+async def _flush(writer: EventLogWriter) -> None:
+    """Periodic flush of the event log: readers want the last call in it, and a crash must not take it away."""
+    while True:
+        await asyncio.sleep(FLUSH_S)
+        writer.flush()
 
 
 def _admin_url(admin: AdminServer | None, listen: ListenOptions) -> str:

@@ -1,14 +1,15 @@
-"""`lamina explain CALL --log FILE`: history of one call, with the policy's reasons."""
+"""`lamina explain CALL`: history of one call, with the policy's reasons, from a running server or an event log."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from lamina.cli._shared import InputFile, console
+from lamina.cli._shared import InputFile, console, url_option
 from lamina.errors import BadValue
 
 if TYPE_CHECKING:
@@ -19,16 +20,21 @@ _LOG = InputFile("write one with `lamina sim SCENARIO --log FILE`")
 
 @click.command()
 @click.argument("call")
-@click.option("--log", "log_file", required=True, type=_LOG, help="Event log of `sim` or `serve`.")
+@click.option("--log", "log_file", type=_LOG, help="Event log of `sim` or `serve`, instead of a running server.")
+@url_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def command(call: str, log_file: Path, as_json: bool) -> int:
-    """Explain CALL: when and where each step ran, in which batch, and which alternatives were rejected.
+def command(call: str, log_file: Path | None, url: str, as_json: bool) -> int:
+    """Explain CALL: when and where each step ran, in which batch, and which rule delayed or rejected it.
+
+    CALL is the id in the header `Lamina-Call-Id`, or the id of a run. A server started with --explain also says which
+    configurations each batch was compared with.
 
     \b
     Examples:
+      lamina explain 5e8c1d20-2a
       lamina explain c42 --log events.jsonl
     """
-    found = call_history(call, log_file)
+    found = history_in_log(call, log_file) if log_file is not None else _ask(call, url)
     if as_json:
         click.echo(msgspec.json.encode(found).decode())
         return 0
@@ -36,76 +42,31 @@ def command(call: str, log_file: Path, as_json: bool) -> int:
     return 0
 
 
-def call_history(call_id: str, log_file: Path) -> dict[str, Any]:
-    """History of one call, from the event log."""
-    from lamina.core import actions as do
-    from lamina.core import eventlog
-    from lamina.core import events as ev
-    from lamina.core.scheduling.leases import slice_label
+def _ask(call: str, url: str) -> dict[str, Any]:
+    from lamina.sdk.client import Client
 
-    told: dict[str, Any] = {"call": call_id, "steps": []}
-    batches: dict[int, list[dict[str, Any]]] = {}
-    for entry in eventlog.read_log(log_file):
-        event, now_us = entry.event, entry.now_us
-        if isinstance(event, ev.CallArrived) and event.call.id == call_id:
-            asked = event.call
-            told |= {"target": asked.target, "arrived_ms": now_us / 1000}
-            told["goal_ms"] = (asked.deadline_us - asked.arrived_us) / 1000 if asked.deadline_us < 2**61 else None
-        if isinstance(event, ev.BatchFinished):
-            for step in batches.pop(event.batch_id, ()):
-                step["took_ms"] = event.device_us / 1000
-                step["ended_ms"] = now_us / 1000
-        for action in entry.actions:
-            if isinstance(action, do.StartBatch):
-                mine = [job for job in action.jobs if job.call_id == call_id]
-                for name in dict.fromkeys(job.node for job in mine):
-                    step = {
-                        "step": name,
-                        "jobs": sum(job.node == name for job in mine),
-                        "function": action.function,
-                        "decided_ms": now_us / 1000,
-                        "batch": len(action.jobs),
-                        "slice": slice_label(action.device, action.mask),
-                        "cores": action.cores,
-                        "predicted_ms": action.predicted_us / 1000,
-                        "behind_batch": action.behind or None,
-                        "why": _read(action.why),
-                    }
-                    told["steps"].append(step)
-                    batches.setdefault(action.batch_id, []).append(step)
-            elif isinstance(action, do.Reply | do.FailCall | do.Reject) and action.call_id == call_id:
-                told["end"] = _end(action, now_us)
+    with Client(url, token=os.environ.get("LAMINA_TOKEN") or None) as client:
+        found: dict[str, Any] = client.explain(call)
+    return found
+
+
+def history_in_log(call_id: str, log_file: Path) -> dict[str, Any]:
+    """History of one call, from an event log."""
+    from lamina.core.eventlog import read_log
+    from lamina.core.flight_recorder import call_history, records_of
+
+    entries = read_log(log_file)
+    told = call_history(call_id, (record for one in entries for record in records_of(one.now_us, one.event, one.actions)))
     if "target" not in told:
         raise BadValue(f"{log_file} knows nothing of a call {call_id!r}", hint="calls of a simulation are c1, c2, ...")
     return told
 
 
-def _end(action: Any, now_us: int) -> dict[str, Any]:
-    from lamina.core import actions as do
-
-    if isinstance(action, do.Reply):
-        what = "late" if action.late else "in time"
-        return {"what": what, "at_ms": now_us / 1000, "latency_ms": action.latency_us / 1000, "cost": action.cost}
-    if isinstance(action, do.Reject):
-        offer_ms = action.offer_us / 1000 or None
-        return {"what": f"refused: {action.reason}", "at_ms": now_us / 1000, "offer_ms": offer_ms, "why": _read(action.why)}
-    return {"what": f"failed: {action.error}", "at_ms": now_us / 1000, "step": action.step}
-
-
-def _read(why: str) -> Any:
-    """Decoded reasons of the policy: JSON where it is, else as it stands."""
-    if why.startswith("{"):
-        try:
-            return msgspec.json.decode(why)
-        except msgspec.DecodeError:
-            pass
-    return why or None
-
-
 def _print(told: dict[str, Any], console: Console) -> None:
     deadline = f"deadline after {told['goal_ms']:g} ms" if told["goal_ms"] is not None else "no deadline"
     arrived_ms = told["arrived_ms"]
-    console.print(f"[bold]{told['call']}[/]  {told['target']}  arrived at {arrived_ms:.3f} ms  {deadline}", highlight=False)
+    when = f"{told['age_ms'] / 1000:.1f} s ago" if "age_ms" in told else f"at {arrived_ms:.3f} ms"
+    console.print(f"[bold]{told['call']}[/]  {told['target']}  arrived {when}  {deadline}", highlight=False)
     for step in told["steps"]:
         after_ms = step["decided_ms"] - arrived_ms
         took = f", took {step['took_ms']:.2f}" if "took_ms" in step else ""
@@ -115,12 +76,23 @@ def _print(told: dict[str, Any], console: Console) -> None:
         where = f"batch of {step['batch']} on {step['slice']}{cores}{behind}"
         time = f"{step['predicted_ms']:.2f} ms expected{took}"
         console.print(f"\n[bold]{step['step']}[/]{times} after {after_ms:.2f} ms: {where}; {time}", highlight=False)
-        _print_why(step["why"], console)
+        if step["delay"]:
+            console.print(f"  delayed by {step['delay']}", highlight=False)
+        if step["why"]:
+            _print_why(step["why"], console)
     end = told.get("end")
     if end is None:
-        console.print("\nno end in this log", highlight=False)
+        for waiting in told.get("waiting", ()):
+            why = f": {waiting['delay']}" if waiting["delay"] else ""
+            behind = f"{waiting['queue']} jobs in the queue of {waiting['function']}"
+            console.print(f"\n[bold]{waiting['step']}[/] waits, {behind}{why}", highlight=False)
+        console.print("\nnot ended yet" if "waiting" in told else "\nno end in this log", highlight=False)
         return
     more = f", {end['latency_ms']:.2f} ms after it arrived, cost {end['cost']:.3g}" if "latency_ms" in end else ""
+    if end.get("cold_ms"):
+        more += f"; {end['cold_ms']:.0f} ms of it for a cold start"
+    if end.get("retries"):
+        more += f"; run {end['retries'] + 1} times"
     offer = f"; {end['offer_ms']:.2f} ms could be met" if end.get("offer_ms") else ""
     console.print(f"\n[bold]{end['what']}[/]{more}{offer}", highlight=False)
     if end.get("why"):
@@ -129,11 +101,15 @@ def _print(told: dict[str, Any], console: Console) -> None:
 
 def _print_why(why: Any, console: Console) -> None:
     if not isinstance(why, dict):
-        console.print(f"  {why or 'the policy said nothing: was it asked to, with --explain?'}", highlight=False)
+        console.print(f"  {why}", highlight=False)
         return
     if "chosen" not in why:
         figures = ", ".join(f"{name.removesuffix('_ms')} {value:g} ms" for name, value in why.items() if name.endswith("_ms"))
-        console.print(f"  {why.get('because', '')}: {figures}", highlight=False)
+        rule = f"rule: {why['rule']}; " if "rule" in why else ""
+        prices = [f"{name.replace('_', ' ')} {why[name]:.3g}" for name in ("expected_cost", "cost_limit") if name in why]
+        console.print(
+            f"  {rule}{why.get('because', '')}: {', '.join([*prices, figures] if figures else prices)}", highlight=False
+        )
         return
     budget = f"{why['budget_ms']:.2f} ms left" if why["budget_ms"] is not None else "no deadline"
     console.print(

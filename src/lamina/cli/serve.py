@@ -77,7 +77,7 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
 @click.option("--keep", default="168h", show_default=True, help="How long ended runs and their results are kept.")
 @click.option("--plain-errors", is_flag=True, help="Do not send error messages and tracebacks of functions to clients.")
 @click.option("--log", "log_file", type=click.Path(path_type=Path), help="Write every event and action as JSON lines.")
-@click.option("--explain", is_flag=True, help="Log decisions and their alternatives too, for `lamina explain`; slower.")
+@click.option("--explain", is_flag=True, help="Record what each batch was compared with, for `lamina explain`; slower.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line when ready, and no status line.")
 @click.option("--admin-port", type=PORT, help="Management on this port (tokens, deploy, logs); default: none.")
 @click.option("--admin-host", default="127.0.0.1", show_default=True, help="Address of management.")

@@ -34,6 +34,7 @@ class StartBatch(Struct, frozen=True, tag=True):
     why: str = ""  #: what the policy weighed, for `explain`
     cores: int = 0  #: of the host, where they are counted
     transfer_us: int = 0  #: of the time predicted: bringing its inputs over from other nodes
+    delay: str = ""  #: why the function was deferred before, if it was
 
 
 class Load(Struct, frozen=True, tag=True):

@@ -33,6 +33,10 @@ class EventLogWriter:
     def write(self, now_us: int, event: Event, actions: list[Action]) -> None:
         self._file.write(_encoder.encode(LogEntry(now_us, event, actions)) + b"\n")
 
+    def flush(self) -> None:
+        """Hand what was written to the system: after it, not even `kill -9` loses it."""
+        self._file.flush()
+
     def close(self) -> None:
         self._file.close()
 

@@ -65,13 +65,15 @@ class Defer(Struct, frozen=True, gc=False):
     """Defer a function: do not ask about it until then, unless it has `count` jobs, a more urgent one comes, or something
     changes on a device it is on. Costs one dictionary look-up per arrival instead of one decision.
 
-    `ignore_devices`: it waits for a larger batch, not for a slot, so changes on devices do not matter.
+    `ignore_devices`: it waits for a larger batch, not for a slot, so changes on devices do not matter. `why`: the rule behind it,
+    a constant text for `lamina explain`.
     """
 
     function: str
     until_us: int
     count: int
     ignore_devices: bool = False
+    why: str = ""
 
 
 class RecheckAt(Struct, frozen=True):

@@ -33,6 +33,7 @@ from lamina.core.events import (
     ReplayDone,
     Tick,
 )
+from lamina.core.flight_recorder import BLOCK, FlightRecorder
 from lamina.core.scheduling.jobs import RunDefects
 from lamina.core.workflow.flow import Flow
 from lamina.core.workflow.runs import ROOT
@@ -68,8 +69,10 @@ class RealtimeDriver(Driver):
         *,
         interceptor: Interceptor | None = None,
         observers: Iterable[EventObserver] = (),
+        recorder: FlightRecorder | None = None,
     ) -> None:
         super().__init__(controller, *observers)
+        self.recorder = recorder or FlightRecorder()  #: of the last decisions, for `lamina explain`
         self.engine = engine
         self.data = data
         self.decision_us = 0  #: how long the last decision took
@@ -153,6 +156,7 @@ class RealtimeDriver(Driver):
         if self._is_handling:
             return
         self._is_handling = True
+        recent = self.recorder.recent
         try:
             while self._inbox:
                 next_event = self._inbox.popleft()
@@ -184,6 +188,9 @@ class RealtimeDriver(Driver):
                             observer(now_us, next_event, actions)
                         except Exception:
                             log.exception("an observer of events failed")
+                    recent.append((now_us, next_event, actions))
+                    if len(recent) >= BLOCK:
+                        self.recorder.pack()
         finally:
             self._is_handling = False
 

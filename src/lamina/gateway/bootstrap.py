@@ -30,6 +30,7 @@ from lamina.gateway.oip.statistics import ModelStatistics
 from lamina.gateway.routes import runs, state
 from lamina.gateway.routes.calls import CallHandler
 from lamina.gateway.routes.cold_start_grace import ColdStartGrace
+from lamina.gateway.routes.explain import ExplainRoutes, SampledRefusals
 from lamina.gateway.routes.openapi import document
 from lamina.gateway.routes.problems import ending_problem, parse_error_body
 from lamina.gateway.routes.request_options import OWN_HEADERS
@@ -129,25 +130,29 @@ class Gateway:
         functions = loop.controller.state.functions
         catalogue = ModelCatalog(self.targets, lambda name: functions[name].spec if name in functions else None)
         inference = InferenceService(loop, catalogue, self.metrics, statistics, self.process, explain, grace, tracer)
+        refusals = SampledRefusals(loop)
         self.oip = OpenInference(
             inference,
             auth.authorize,
             self.is_ready,
+            refusals,
             body_limit=limits.body_bytes,
             budget=self.budget,
             check_head=auth.check_head,
         )
         run_routes = runs.RunRoutes(self.durable) if self.durable is not None else None
         routes = self.billing.routes | state.StateRoutes(runtime.state, loop.engine.shared).routes
+        routes |= ExplainRoutes(loop).routes
         if run_routes is not None:
             routes |= run_routes.routes
         self.router = Router(
             loop,
             self.targets,
             self.metrics,
-            CallHandler(loop, self.metrics, self.process, explain, grace, tracer=tracer, runs=run_routes),
+            CallHandler(loop, self.metrics, self.process, explain, grace, refusals=refusals, tracer=tracer, runs=run_routes),
             auth.authorize,
             self.process,
+            refusals,
             is_ready=self.is_ready,
             memory=self.budget.snapshot,
             openapi=lambda: document(self.targets.all, v2_paths(catalogue)),

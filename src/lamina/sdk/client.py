@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, Unpack
+from urllib.parse import quote
 
 from lamina.errors import Cancelled, LaminaError
 from lamina.sdk.binding import NOTHING
@@ -177,6 +178,10 @@ class Client:
     def status(self) -> Any:
         """Devices, functions and targets as they are now."""
         return self.drive(self._protocol.read("/v1/status"))
+
+    def explain(self, call_id: str) -> Any:
+        """History of a call or run that the server still remembers: its batches, and which rule delayed or rejected it."""
+        return self.drive(self._protocol.read(f"/v1/explain/{quote(call_id, safe='')}"))
 
     def health(self) -> Any:
         return self.drive(self._protocol.read("/healthz"))

@@ -82,9 +82,11 @@ class Admission:
         for name in flow.functions:
             function = functions[name]
             if len(function.queue) >= function.spec.max_queue:
-                return Reject(call.id, "queue-full", retry_after_us=1_000_000)
-        if call.cost_limit and self._view.least_cost(flow) > call.cost_limit:
-            return Reject(call.id, "cost")
+                why = f"{name} has {len(function.queue)} jobs waiting, which is its limit (max_queue)"
+                return Reject(call.id, "queue-full", retry_after_us=1_000_000, why=why)
+        if call.cost_limit and (least := self._view.least_cost(flow)) > call.cost_limit:
+            why = f"it costs {least:.3g} at least, in full batches where it is cheapest; its cost limit is {call.cost_limit:.3g}"
+            return Reject(call.id, "cost", why=why)
         if self._role is None:
             return None
         verdict = self._role.admit(self._view, call)

@@ -65,7 +65,7 @@ class Cluster:
             device.lease(batch.id, batch.mask, batch.cores)
         self._state.batches[batch.id] = batch
         instance.add_batch(batch)
-        self._dispatch_queue.dequeue(function, jobs)
+        delay = self._dispatch_queue.dequeue(function, jobs)
         start(jobs, batch.id)
         self._out.append(
             StartBatch(
@@ -80,6 +80,7 @@ class Cluster:
                 decision.why,
                 slot.cores,
                 transfer_us,
+                delay,
             )
         )
         return batch

@@ -81,6 +81,7 @@ class DispatchQueue:
     def __init__(self, state: ControllerState) -> None:
         self._state = state
         self.starved: dict[str, None] = {}  #: functions without an instance: autoscaling does not wait for its period
+        self._delays: dict[str, str] = {}  #: why functions were deferred since their last batch
 
     def needs_instance(self, *functions: str) -> None:
         """These functions lack an instance, or may have one sooner than the next period."""
@@ -102,7 +103,8 @@ class DispatchQueue:
         if not function.instances:
             self.starved[name] = None
 
-    def dequeue(self, function: FunctionState, jobs: list[Job]) -> None:
+    def dequeue(self, function: FunctionState, jobs: list[Job]) -> str:
+        """Take jobs out; returns why the function was deferred since it was last asked for, "" if it was not."""
         function.queue.remove_all(jobs)
         if not len(function.queue):
             state = self._state
@@ -113,11 +115,14 @@ class DispatchQueue:
                     device = state.devices[instance.device]
                     if instance.id in device.lent:
                         self.device_changed(device)
+        return self._delays.pop(function.spec.name, "") if self._delays else ""
 
     def defer(self, decision: Defer) -> None:
         function = self._state.waiting.pop(decision.function, None)
         if function is not None:
             self._state.deferred[decision.function] = decision
+            if decision.why:
+                self._delays[decision.function] = decision.why
 
     def undefer(self, function: FunctionState) -> None:
         if self._state.deferred.pop(function.spec.name, None) is not None:

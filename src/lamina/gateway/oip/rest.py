@@ -19,6 +19,7 @@ from lamina.gateway.oip.inference_service import InferenceService
 from lamina.gateway.oip.model_catalog import ServedModel
 from lamina.gateway.oip.repository import ModelRepository
 from lamina.gateway.oip.rest_infer import handle_generate, handle_infer
+from lamina.gateway.routes.explain import SampledRefusals
 from lamina.gateway.routes.http_codec import JSON
 from lamina.gateway.routes.problems import error_problem, method_problem
 from lamina.server.compression import decompress
@@ -39,6 +40,7 @@ class OpenInferenceRoutes:
         inference: InferenceService,
         repository: ModelRepository,
         is_ready: Callable[[], bool],
+        refusals: SampledRefusals,
         body_limit: int,
     ) -> None:
         self._authorize = authorize
@@ -66,6 +68,7 @@ class OpenInferenceRoutes:
                 f"POST {model}/generate_stream": partial(self._generate, True),
             }
         self._routes: RouteMap[RestHandler] = RouteMap("calls", routes)
+        self._refusals = refusals
 
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
         try:
@@ -84,7 +87,9 @@ class OpenInferenceRoutes:
             else:
                 found.handler(request, exchange, grant, *found.params)
         except LaminaError as error:
-            respond_error(exchange, error_problem(error))
+            problem = error_problem(error)
+            respond_error(exchange, problem)
+            self._refusals.record_problem(problem, request.path.decode("latin-1"))
 
     def _on_decompressed(
         self,

@@ -10,6 +10,7 @@ from lamina.gateway.oip.inference import GRPC_HEADERS
 from lamina.gateway.oip.inference_service import InferenceService
 from lamina.gateway.oip.repository import ModelRepository
 from lamina.gateway.oip.rest import OpenInferenceRoutes
+from lamina.gateway.routes.explain import SampledRefusals
 from lamina.server.http1 import HeadCheck
 from lamina.server.listener import server_context
 from lamina.server.memory_budget import MemoryBudget
@@ -29,6 +30,7 @@ class OpenInference:
         inference: InferenceService,
         authorize: Authorize,
         is_ready: Callable[[], bool],
+        refusals: SampledRefusals,
         *,
         body_limit: int,
         budget: MemoryBudget,
@@ -36,7 +38,7 @@ class OpenInference:
     ) -> None:
         self.inference = inference
         self.repository = ModelRepository(inference)
-        self.rest = OpenInferenceRoutes(authorize, inference, self.repository, is_ready, body_limit)
+        self.rest = OpenInferenceRoutes(authorize, inference, self.repository, is_ready, refusals, body_limit)
         self._authorize = authorize
         self._is_ready = is_ready
         self._body_limit = body_limit

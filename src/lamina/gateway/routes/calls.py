@@ -17,6 +17,7 @@ from lamina.errors import LaminaError, StoreDown
 from lamina.gateway.observability.metrics import Metrics
 from lamina.gateway.observability.tracer import Tracer
 from lamina.gateway.routes.cold_start_grace import ColdStartGrace
+from lamina.gateway.routes.explain import SampledRefusals
 from lamina.gateway.routes.http_codec import decode_inputs, encode_result, reply_headers
 from lamina.gateway.routes.problems import HttpProblem, error_problem, respond_problem
 from lamina.gateway.routes.rejection_cache import RejectionCache
@@ -59,6 +60,7 @@ class CallHandler:
         explain: Explain,
         cold_start_grace: ColdStartGrace,
         *,
+        refusals: SampledRefusals,
         tracer: Tracer | None = None,
         runs: RunRoutes | None = None,
     ) -> None:
@@ -70,6 +72,7 @@ class CallHandler:
         self._cold_start_grace = cold_start_grace
         self._tracer = tracer
         self._runs = runs
+        self._refusals = refusals
         self._prefix = secrets.token_hex(4)
         self._count = 0
 
@@ -92,6 +95,8 @@ class CallHandler:
             if rejection is not None:
                 self.metrics.on_rejected(target.name, rejection.reason)
                 rejection.respond(exchange, call_id)
+                why = f"like call {rejection.call_id} a moment before, and nothing has ended since (rejection cache)"
+                self._refusals.record(call_id, target.name, caller.tenant, rejection.reason, why, rejection.offer_us)
                 return
         try:
             if has_options and prefers_async(request):
@@ -100,7 +105,9 @@ class CallHandler:
             deadline_us, priority, cost_limit = request_options(request, arrived_us) if has_options else NO_OPTIONS
             inputs = decode_inputs(request, target.params) if decoded is None else decoded.claim()
         except LaminaError as error:
-            respond_problem(exchange, error_problem(error, call_id))
+            problem = error_problem(error, call_id)
+            respond_problem(exchange, problem)
+            self._refusals.record_problem(problem, target.name, caller.tenant)
             return
         if self._tracer is not None:
             self._tracer.start(call_id, target.name, arrived_us, headers.get(b"traceparent", b""))

@@ -86,6 +86,14 @@ def document(targets: list[CallTarget], more: dict[str, Any]) -> dict[str, Any]:
             ("/v1/status", "Devices, instances and queues now", "status", ()),
         )
     }
+    paths["/v1/explain/{id}"] = {
+        "get": {
+            "summary": "History of a recent call or run: its batches, and the rule that delayed or rejected it",
+            "operationId": "explain",
+            "parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string", "maxLength": 64}}],
+            "responses": {"200": {"description": "OK"}, **_problems(("400", "404"))},
+        }
+    }
     paths |= _run_paths() | _state_paths() | _other_paths()
     for target in targets:
         paths[f"/v1/{target.kind}s/{target.name}"] = {"post": _call_operation(target), "get": _about(target)}

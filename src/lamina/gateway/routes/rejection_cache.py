@@ -20,12 +20,14 @@ _ID = "-id-"
 class CachedRejection:
     """A rejection as response bytes, with the call id left open."""
 
-    __slots__ = ("_body", "_headers", "_status", "generation", "reason", "until_us")
+    __slots__ = ("_body", "_headers", "_status", "call_id", "generation", "offer_us", "reason", "until_us")
 
     def __init__(self, generation: int, until_us: int, rejection: Reject) -> None:
         self.generation = generation
         self.until_us = until_us
         self.reason = rejection.reason
+        self.call_id = rejection.call_id  #: of the call that the controller rejected
+        self.offer_us = rejection.offer_us
         problem = rejection_problem(rejection)
         problem.id = _ID
         self._status = problem.status

@@ -17,6 +17,7 @@ from lamina.gateway.auth import Authorize
 from lamina.gateway.observability.metrics import Metrics
 from lamina.gateway.observability.rate_limiter import RateLimiter
 from lamina.gateway.routes.calls import CallHandler, DecodedBody
+from lamina.gateway.routes.explain import SampledRefusals
 from lamina.gateway.routes.http_codec import JSON
 from lamina.gateway.routes.problems import defect_problem, error_problem, make_problem, reject_method, respond_problem
 from lamina.gateway.routes.status import status
@@ -62,6 +63,7 @@ class Router:
         call_handler: CallHandler,
         authorize: Authorize,
         process: ProcessStatus,
+        refusals: SampledRefusals,
         *,
         is_ready: Callable[[], bool],
         memory: Callable[[], dict[str, Any]],
@@ -76,6 +78,7 @@ class Router:
         self.authorize = authorize
         self.is_ready = is_ready
         self._process = process
+        self._refusals = refusals
         self._mounts = mounts
         self._memory = memory
         self._suggestion_limiter = RateLimiter()  #: the search for a similar name takes long
@@ -115,7 +118,9 @@ class Router:
                     raise self._not_found(request, Grant(caller, rule))
                 self.call_handler.handle(target, request, exchange, caller, decoded)
         except LaminaError as error:
-            respond_problem(exchange, error_problem(error))
+            problem = error_problem(error)
+            respond_problem(exchange, problem)
+            self._refusals.record_problem(problem, request.path.decode("latin-1"))
         except Exception as error:
             respond_problem(exchange, defect_problem(f"{request.method} {request.path[:200]!r} failed", error))
 

@@ -117,8 +117,7 @@ class Policy:
         if call.cost_limit:
             steps_us = within_us if function is not None else int(within_us / (1 + CONGESTION_SLACK))
             if price := self._budget.excess_cost(view, flow, call, steps_us):
-                why = explain.explain_cost_rejection(price, call.cost_limit) if view.explain else ""
-                return Reject(call.id, "cost", why=why)
+                return Reject(call.id, "cost", why=explain.explain_cost_rejection(price, call.cost_limit))
         is_shed = shedder.sheds(view, flow, self._backlog) and states_goal(call, flow.slo)  # without a goal it can wait
         if function is not None:
             estimate_us = self._estimator.estimate_us(view, function, allowed_us, within_us)
@@ -127,7 +126,7 @@ class Policy:
         needed_us = int(estimate_us * (1 + self.margin)) + margin_us if estimate_us else 0
         is_shed = is_shed and needed_us > self.shed_from * allowed_us
         if is_shed or (needed_us > allowed_us and not allows_probe(view, flow, needed_us - margin_us, allowed_us)):
-            why = explain.explain_rejection(estimate_us, margin_us, self.margin, allowed_us, is_shed) if view.explain else ""
+            why = explain.explain_rejection(estimate_us, margin_us, self.margin, allowed_us, is_shed)
             return Reject(call.id, "deadline", max(1_000, needed_us - allowed_us), needed_us, why)
         if function is None:
             self._to_prefetch.update({name: None for name in flow.functions if not view.functions[name].instances})
@@ -166,7 +165,7 @@ class Policy:
         # what cannot be in time any more
         fastest_us = self._fastest_us(view, function)
         if fastest_us < 0:  # it is loaded nowhere; when it is, it is asked about again
-            return Defer(name, NEVER_US, NEVER_US)
+            return Defer(name, NEVER_US, NEVER_US, why=explain.NOT_LOADED)
         head = queue.head()
         if head.expires_us < now_us + fastest_us:
             return Drop(head)
@@ -203,7 +202,7 @@ class Policy:
         decision = self._planner.decide(view, batch, slots, cost_limit) if slots else NOTHING
         if decision.until_us > now_us:
             self._feedback.wait_began(name, len(jobs))
-            return Defer(name, decision.until_us, decision.at_count, ignore_devices=True)
+            return Defer(name, decision.until_us, decision.at_count, ignore_devices=True, why=explain.LARGER_BATCH)
         chosen, config = decision.slot, decision.config
         if chosen is None or config is None:
             upcoming = upcoming_candidates(view, self._tables, self._blocking, function, batch.end_us - fastest_us)
@@ -231,7 +230,7 @@ class Policy:
             if commit_us <= now_us or (is_full and is_most_urgent(view, function, slot.device)):
                 return self._start(view, batch, slot, config, [slot])
             again_us = min(again_us, commit_us)
-        return Defer(function.spec.name, max(now_us + 1, again_us), NEVER_US)
+        return Defer(function.spec.name, max(now_us + 1, again_us), NEVER_US, why=explain.NO_SLOT)
 
     def _start(
         self, view: View, batch: NextBatch, slot: CandidateSlot, config: BatchConfig, slots: list[CandidateSlot]
@@ -252,7 +251,7 @@ class Policy:
         if us > batch.fastest_us and not slot.is_reserved and len(slot.device.instances) > 1:
             kept = self._blocking.kept_units(view, function, slot.device, where.mask, slot.at_us, us)
             if kept & where.mask:  # a smaller slice takes longer: too long for functions beside it
-                return Defer(name, now_us + BLOCKED_US, NEVER_US)
+                return Defer(name, now_us + BLOCKED_US, NEVER_US, why=explain.BLOCKED)
         for job in chosen:
             if job.expires_us >= end_us:
                 break
@@ -284,7 +283,7 @@ class Policy:
             shared_us = [self._budget.wait_to_share_until_us(view, job, len(jobs), most) for job in fresh]
             until_us = min([last_us, *shared_us])
             if until_us > view.now_us:
-                return Defer(function.spec.name, until_us, len(jobs) + 1)
+                return Defer(function.spec.name, until_us, len(jobs) + 1, why=explain.COST_LIMIT)
         return next((Drop(job, "cost") for job in poor if not can_afford(view, job, slot, config, units, most)), None)
 
     def _on_paying_kinds(self, view: View, batch: NextBatch, slots: list[CandidateSlot]) -> list[CandidateSlot]:
@@ -336,10 +335,10 @@ def _probe(function: FunctionState, jobs: list[Job], slot: CandidateSlot) -> Dec
     """The latency here is unknown, and stays so unless it is tried."""
     units = function.spec.units_on(slot.device.spec)
     if not slot.is_exact and units > slot.units:
-        return Defer(function.spec.name, NEVER_US, NEVER_US)
+        return Defer(function.spec.name, NEVER_US, NEVER_US, why=explain.NO_SLOT)
     cores = min(slot.cores, function.spec.cores_on(slot.device.spec))
     config = BatchConfig(0.0, 0, len(jobs), slot.units if slot.is_exact else units, cores)
-    return Start(jobs, slot.slot_for(config), "nobody knows yet how long it takes here")
+    return Start(jobs, slot.slot_for(config), explain.UNPROFILED)
 
 
 def _waits_for_resubmits(function: FunctionState, slot: CandidateSlot, config: BatchConfig) -> bool:

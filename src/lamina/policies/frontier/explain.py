@@ -1,4 +1,8 @@
-"""Explanations of decisions as JSON for `lamina explain`. Made only on request: one costs more than the decision."""
+"""Explanations of decisions for `lamina explain`.
+
+Why a function was deferred is a constant text, why a call was rejected a line of JSON with what was weighed; both are always
+there. What else a batch could have been is told only on request (`--explain`): it costs more than the decision.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,14 @@ from lamina.types import NEVER_US
 
 MAX_ALTERNATIVES = 8
 """Alternatives told."""
+
+
+NOT_LOADED = "no instance of the function was ready"
+LARGER_BATCH = "batching: it waited for more jobs to share a batch with"
+NO_SLOT = "no slot: the units it may use were busy, or kept free for functions beside it (blocking rule)"
+BLOCKED = "blocking rule: started at once, it would have kept a function beside it from being in time"
+COST_LIMIT = "cost limit: it waited for more jobs to share the cost of a batch"
+UNPROFILED = "no measurement yet: the latency of the function is unknown on this slice"
 
 
 def explain_start(
@@ -53,17 +65,18 @@ def explain_start(
 
 
 def explain_cost_rejection(price: float, limit: float) -> str:
-    said = {"expected_cost": price, "cost_limit": limit, "because": "in the time it has it would cost more than it may"}
+    said = {"rule": "cost limit", "expected_cost": price, "cost_limit": limit, "because": "in the time it has it would cost more"}
     return msgspec.json.encode(said).decode()
 
 
 def explain_rejection(estimate_us: int, margin_us: int, margin: float, allowed_us: int, is_shed: bool) -> str:
     said = {
+        "rule": "load shedding" if is_shed else "deadline",
         "expected_ms": estimate_us / 1000,
         "margin": margin,
         "reserve_ms": margin_us / 1000,
         "allowed_ms": allowed_us / 1000,
-        "because": "more is asked than there is, and calls that take most are refused first"
+        "because": "demand exceeds the devices, and calls that take most are rejected first"
         if is_shed
         else "it would be too late",
     }
