@@ -85,7 +85,9 @@ async def torture(
         else:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
         body = f'"{nonce}"'.encode()
-        writer.write(b"POST %s HTTP/1.1\r\nHost: a\r\n%sContent-Length: %d\r\n\r\n" % (PATH.encode(), wish, len(body)) + body)
+        writer.write(
+            b"POST %s HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: %d\r\n\r\n" % (PATH.encode(), wish, len(body)) + body
+        )
         try:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), patience_s)
             length = int(head.split(b"content-length: ")[1].split(b"\r\n")[0])

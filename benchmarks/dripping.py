@@ -31,7 +31,7 @@ async def drip(port: int, number: int, until_s: float) -> float:
     """How long it was let to; the whole time if it was not cut off."""
     begun = time.monotonic()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = b"POST /v1/functions/echo HTTP/1.1\r\nHost: a\r\n"
+    head = b"POST /v1/functions/echo HTTP/1.1\r\nHost: localhost\r\n"
     writer.write(head + (b"X-Slow: " if number % 2 else b"Content-Length: 9000\r\n\r\n"))
     answer = asyncio.create_task(reader.read(1))
     try:

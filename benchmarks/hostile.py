@@ -65,7 +65,7 @@ def count(n):
 
 
 def request(method: str, path: str, body: bytes = b"", kind: str = "application/json", **headers: str) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: test", f"Content-Length: {len(body)}", f"Content-Type: {kind}"]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", f"Content-Type: {kind}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
@@ -87,7 +87,7 @@ def valid(rng: random.Random) -> bytes:
             request("GET", "/v2/models/double"),
             request("GET", "/v1/status"),
             request("GET", "/metrics"),
-            b"POST /v1/functions/echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n[1]\r\n0\r\n\r\n",
+            b"POST /v1/functions/echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n[1]\r\n0\r\n\r\n",
         ]
     )
 

@@ -101,7 +101,7 @@ async def raw(port: int, data: bytes, patience_s: float = 30.0) -> Answer | None
 
 
 def request(method: str, path: str, body: bytes = b"", kind: str = "application/json", **headers: str) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: test", f"Content-Length: {len(body)}"]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
     if kind:
         lines.append(f"Content-Type: {kind}")
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]

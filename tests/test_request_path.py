@@ -26,7 +26,9 @@ SRC = f"{Path(lamina.__file__).parent}/"
 POINTS = [Point(batch=batch, units=units, p50_us=1_000 + 50 * batch) for batch in (1, 2, 4, 8) for units in (1, 2, 4, 8)]
 BODY = b'{"x": 1}'
 REQUEST = (
-    b"POST /v1/functions/f HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\nContent-Type: application/json\r\n\r\n" % len(BODY) + BODY
+    b"POST /v1/functions/f HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\nContent-Type: application/json\r\n\r\n"
+    % len(BODY)
+    + BODY
 )
 WARM, TRACED = 60, 40
 NOT_THE_PATH = ("sim/", "server/process_status.py")

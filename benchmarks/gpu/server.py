@@ -30,7 +30,7 @@ def request(name: str, kind: str = "functions", *, patient: bool = False, peer: 
 def post(path: str, body: bytes, mime: str = "application/json", *, patient: bool = False) -> bytes:
     """`patient` waits two minutes, whatever the goal: for first calls, which load."""
     more = "Lamina-Deadline-Ms: 120000\r\n" if patient else ""
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {mime}\r\nContent-Length: {len(body)}\r\n{more}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {mime}\r\nContent-Length: {len(body)}\r\n{more}\r\n"
     return head.encode() + body
 
 

@@ -21,9 +21,9 @@ from lamina.server.memory_budget import CONNECTION_BYTES, MemoryBudget, MemoryEx
 from lamina.server.request_parser import RequestParser
 
 MIB = 2**20
-HEAD = b"POST /v1/functions/f HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
-CHUNKED = b"POST /v1/functions/f HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
-SMALL = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi"
+HEAD = b"POST /v1/functions/f HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+CHUNKED = b"POST /v1/functions/f HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+SMALL = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nhi"
 
 Script = Callable[[int, HttpServer], Awaitable[Any]]
 

@@ -238,6 +238,7 @@ def test_an_ingress_is_told_no_secret_on_its_command_line() -> None:
         "limits",
         "log_format",
         "tls",
+        "origins",
         "fd",
     }
 

@@ -151,7 +151,7 @@ def test_five_hundred_who_drip_and_a_hundred_who_never_read_harm_nobody_and_are_
     async def work() -> tuple[float, float, list[bool]]:
         async with served(app, limits=limits) as gateway:
             before = await _p90_ms(gateway.port)
-            head = b"POST /v1/functions/echo HTTP/1.1\r\nHost: a\r\nX-Slow: "
+            head = b"POST /v1/functions/echo HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
             slow = [asyncio.create_task(drip(gateway.port, head)) for _ in range(500)]
             mute = [asyncio.create_task(deaf(gateway.port)) for _ in range(100)]
             await asyncio.sleep(0.5)
@@ -242,7 +242,7 @@ def test_a_thousand_mutated_requests_to_management_change_nothing_and_crash_noth
     def mutated() -> bytes:
         body = json.dumps({"name": "x", "limit": 5, "after": "k", "deep": [[1]]}).encode()
         plain = request(rng.choice(["POST", "GET", "PUT", "DELETE"]), rng.choice(paths), body)
-        data = bytearray(plain.replace(b"Host: test", b"Host: localhost"))
+        data = bytearray(plain)
         for _ in range(rng.randint(1, 4)):
             at = rng.randrange(len(data))
             match rng.randrange(4):

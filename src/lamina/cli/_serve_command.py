@@ -179,6 +179,7 @@ class _Server:
         from lamina.gateway.observability import logs
         from lamina.gateway.observability.tracer import Tracer
         from lamina.server.listener import server_context
+        from lamina.server.origins import parse_origins
 
         listen, management, observe = self._config.listen, self._config.access, self._config.observe
         await self._check_ports()
@@ -202,6 +203,7 @@ class _Server:
                 grpc_port=listen.grpc_port,
                 ingress=listen.ingress,
                 tls=listen.tls,
+                origins=parse_origins(listen.allow_hosts, listen.cors_origins),
                 memory_bytes=listen.memory_bytes,
             ),
             store=self._store,
@@ -218,7 +220,9 @@ class _Server:
         if deployments is None or management.admin_port is None:
             return gateway, None
         where: dict[str, Any] = {"host": management.admin_host, "port": management.admin_port}
-        return gateway, await open_admin(gateway, deployments, **where, tls=listen.tls, output=output)
+        return gateway, await open_admin(
+            gateway, deployments, **where, tls=listen.tls, output=output, allow_hosts=listen.allow_hosts
+        )
 
     def _deployments(self, access: AccessControl | None) -> Any:
         from lamina.gateway.deploy.admin_server import DeploymentSetup

@@ -57,6 +57,8 @@ class ListenOptions:
     memory_budget: str | None  #: None: a part of the memory there is
     tls_cert: Path | None
     tls_key: Path | None
+    allow_hosts: tuple[str, ...]  #: names besides the address itself
+    cors_origins: tuple[str, ...]  #: of web pages that may call
 
     @property
     def tls(self) -> tuple[str, str] | None:

@@ -82,6 +82,12 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
 @click.option("--admin-port", type=PORT, help="Management on this port (tokens, deploy, logs); default: none.")
 @click.option("--admin-host", default="127.0.0.1", show_default=True, help="Address of management.")
 @click.option("--apps", type=click.Path(path_type=Path), help="Where deployed apps are kept; default: beside the store.")
+@click.option(
+    "--allow-host", "allow_hosts", multiple=True, metavar="NAME", help="Answer to this host name too; repeatable. *: any name."
+)
+@click.option(
+    "--cors-origin", "cors_origins", multiple=True, metavar="ORIGIN", help="Let web pages of this origin call; repeatable."
+)
 @click.option("--tls-cert", type=_PEM, help="TLS certificate (PEM).")
 @click.option("--tls-key", type=_PEM, help="TLS key (PEM).")
 def command(**options: Any) -> int:

@@ -41,6 +41,7 @@ from lamina.sdk.app import App
 from lamina.server.http1 import HttpLimits, HttpServer
 from lamina.server.listener import server_context
 from lamina.server.memory_budget import MemoryBudget
+from lamina.server.origins import OriginPolicy, OriginSettings
 from lamina.server.process_status import ProcessStatus, default_memory_budget
 from lamina.state.triggers import Triggers, open_triggers
 from lamina.store.base import Store
@@ -61,6 +62,7 @@ class ListenConfig:
     ingress: int = 0  #: processes of their own that speak HTTP and gRPC; 0: this one does
     tls: tuple[str, str] | None = None  #: files of certificate and key
     limits: HttpLimits = HttpLimits()
+    origins: OriginSettings = OriginSettings()  #: host names and web pages besides its own
     memory_bytes: int = 0  #: budget for what clients make the server hold; 0: a part of the memory there is
 
 
@@ -159,16 +161,15 @@ class Gateway:
             routes=routes,
             mounts={V2_PREFIX: self.oip.rest.handle},
         )
-        self.server = HttpServer(self.router.handle, parse_error_body, limits, OWN_HEADERS, self.budget, auth.check_head)
+        self.server = HttpServer(
+            *(self.router.handle, parse_error_body, limits, OWN_HEADERS, self.budget, auth.check_head),
+            origins=OriginPolicy(listen.host, listen.origins),
+        )
         self.ingress: IngressSupervisor | None = None  #: of the processes that speak HTTP and gRPC, if this one does not
         if listen.ingress:
             slot_refs, requires_token = loop.engine.references, auth.requires_token
             self.ingress = IngressSupervisor(
-                self.router,
-                self.oip,
-                slot_refs,
-                limits,
-                listen.tls,
+                *(self.router, self.oip, slot_refs, limits, listen.tls, listen.origins),
                 count=listen.ingress,
                 requires_token=requires_token,
                 memory_bytes=total_bytes - self.budget.limit_bytes,
@@ -210,7 +211,7 @@ class Gateway:
                 secured = {"ssl": server_context(*listen.tls)} if listen.tls is not None else {}
                 self.port = await self.server.start(self.host, listen.port, **secured)
                 if listen.grpc_port is not None:
-                    self.grpc_port = await self.oip.open_grpc(self.host, listen.grpc_port, listen.tls)
+                    self.grpc_port = await self.oip.open_grpc(self.host, listen.grpc_port, listen.tls, listen.origins)
         except BaseException:  # no caller knows what has been started by now
             await self.stop(0.0)
             raise

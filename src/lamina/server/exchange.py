@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 LARGE_RESPONSE_BYTES = 2**20
 """From here on a response must find room in the memory budget: its client may take it as slowly as it likes."""
 
+_PAGE = b"text/html"
+PAGE_POLICY = (
+    b"content-security-policy: default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self';"
+    b" frame-ancestors 'none'\r\n"
+    b"referrer-policy: no-referrer\r\nx-frame-options: DENY\r\n"
+)
+"""Headers of a page: it loads nothing from elsewhere, is shown in no frame, and its address is told to no other site."""
+
 STATUS_LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
@@ -37,18 +45,23 @@ class HttpRequest(Struct, frozen=True):
 class Exchange:
     """The response side of one request."""
 
-    __slots__ = ("_connection", "charge", "head_only", "is_streaming", "keep_alive", "on_disconnect", "response")
+    __slots__ = ("_connection", "_headers", "charge", "head_only", "is_streaming", "keep_alive", "on_disconnect", "response")
 
     accepts_values: ClassVar[bool] = False  #: text is made of results elsewhere: then they are given as `value`, with the `Reply`
 
     def __init__(self, connection: HttpConnection, keep_alive: bool, head_only: bool, charge: MemoryCharge | None = None) -> None:
         self._connection = connection
+        self._headers = b""
         self.charge = charge  #: of the request's body, until the response is on its way
         self.keep_alive = keep_alive
         self.head_only = head_only
         self.response: bytes | None = None  #: what is to be sent and is not yet
         self.is_streaming = False  #: more of it follows
         self.on_disconnect: Callable[[], None] | None = None  #: the client left before the answer
+
+    def add_headers(self, lines: bytes) -> None:
+        """Add whole header lines, each ending in CRLF, to the response."""
+        self._headers += lines
 
     def release(self) -> None:
         """Give back the memory of the request."""
@@ -67,12 +80,15 @@ class Exchange:
             if refused:
                 status, body, content_type, extra = 503, refused, b"application/problem+json", b"retry-after: %d\r\n" % RETRY_S
         self.keep_alive = keep = self.keep_alive and not connection.server.is_closing
+        if content_type[:9] == _PAGE:
+            extra += PAGE_POLICY
         parts = (
             STATUS_LINES[status],
             connection.server.date_line,
             b"content-type: ",
             content_type,
             b"\r\ncontent-length: %d\r\n" % len(body),
+            self._headers,
             extra,
             b"\r\n" if keep else b"connection: close\r\n\r\n",
             body if not self.head_only else b"",
@@ -90,8 +106,8 @@ class Exchange:
         connection = self._connection
         self.keep_alive = keep = self.keep_alive and not connection.server.is_closing
         framing = b"transfer-encoding: chunked\r\n\r\n" if keep else b"connection: close\r\n\r\n"
-        head = (STATUS_LINES[status], connection.server.date_line, b"content-type: ", content_type, b"\r\n", extra, framing)
-        self.response = b"".join(head)
+        head = (STATUS_LINES[status], connection.server.date_line, b"content-type: ", content_type, b"\r\n")
+        self.response = b"".join((*head, self._headers, extra, framing))
         self.is_streaming = not self.head_only
         connection.flush_responses()
 

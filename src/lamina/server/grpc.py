@@ -23,6 +23,7 @@ from lamina.server.http2.hpack import encode
 from lamina.server.http2.stream import Http2Stream
 from lamina.server.listener import Listener, listen
 from lamina.server.memory_budget import MemoryBudget, MemoryCharge
+from lamina.server.origins import PAGE_HEADERS, OriginPolicy
 from lamina.server.request_parser import OwnHeaders
 
 log = logging.getLogger("lamina")
@@ -33,7 +34,7 @@ _UNITS_US = {b"H": 3_600_000_000, b"M": 60_000_000, b"S": 1_000_000, b"m": 1_000
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
 _OK_HEAD = encode([(b":status", b"200"), (b"content-type", b"application/grpc")])
 _OK_TAIL = encode([(b"grpc-status", b"0")])
-_INVALID, _UNIMPLEMENTED, _EXHAUSTED, _UNAUTHENTICATED = 3, 12, 8, 16
+_INVALID, _FORBIDDEN, _UNIMPLEMENTED, _EXHAUSTED, _UNAUTHENTICATED = 3, 7, 12, 8, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,10 @@ class GrpcServer:
         own_headers: OwnHeaders | None = None,
         budget: MemoryBudget | None = None,
         check_head: HeadCheck = accept_any_head,
+        origins: OriginPolicy | None = None,
     ) -> None:
-        """Metadata with the prefix of `own_headers` is rejected. `check_head`: see `HttpServer`."""
+        """Metadata with the prefix of `own_headers` is rejected. `check_head`, `origins`: see `HttpServer`."""
+        self.origins = origins
         self.service = service
         self.budget = budget or MemoryBudget()
         self.check_head = check_head
@@ -159,6 +162,13 @@ class GrpcServer:
                 log.exception("the timeouts of a connection could not be checked")
                 connection.abort()
 
+    def refusal(self, headers: dict[bytes, bytes]) -> tuple[str, str] | None:
+        """Why a call is refused by its host or origin."""
+        origins, host = self.origins, headers.get(b":authority") or headers.get(b"host")
+        if origins is None or (host in origins.known_hosts and PAGE_HEADERS.isdisjoint(headers)):
+            return None
+        return origins.refusal("POST", {**headers, b"host": host} if host else headers)
+
     def _open(self, stream: Http2Stream, headers: dict[bytes, bytes]) -> _Call:
         return _Call(self, stream, headers)
 
@@ -205,6 +215,9 @@ class _Call:
             stream.end(b"", encode([(b":status", b"415")]))
         elif self._method is None:
             self._fail(RpcError(_UNIMPLEMENTED, "no such method"))
+        elif (refused := server.refusal(headers)) is not None:
+            self._method = None
+            self._fail(RpcError(_FORBIDDEN, f"{refused[0]} ({refused[1]})"))
         elif stream.may_have_own_headers:
             own = server.own_headers
             for name in headers:

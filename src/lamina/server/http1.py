@@ -29,6 +29,7 @@ from lamina.ipc.immediate_writer import ImmediateWriter
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.listener import Listener, listen
 from lamina.server.memory_budget import CONNECTION_BYTES, RETRY_S, MemoryBudget, MemoryCharge, MemoryExhausted, address_key
+from lamina.server.origins import OriginPolicy
 from lamina.server.request_parser import CHARGE_STEP_BYTES, Fault, HeaderNames, OwnHeaders, RequestParser
 
 log = logging.getLogger("lamina")
@@ -275,6 +276,8 @@ class HttpConnection(asyncio.Protocol):
         exchange = self._start_exchange(request.keep_alive, request.method == "HEAD", len(request.body))
         server = self.server
         try:
+            if server.origins is not None and b"origin" in request.headers and server.origins.answer(request, exchange):
+                return
             if server.is_memory_full and len(request.body) > SMALL_BODY_BYTES:
                 hint = "try again after Retry-After; the operator sets --memory-budget"
                 exchange.respond(503, *server.error_body(503, "the memory of the server is used up", hint), _RETRY)
@@ -420,12 +423,14 @@ class HttpServer:
         own_headers: OwnHeaders | None = None,
         budget: MemoryBudget | None = None,
         check_head: HeadCheck = accept_any_head,
+        origins: OriginPolicy | None = None,
     ) -> None:
         """`error_body` makes body and content type for a status, an error text and, where known, a hint. `check_head` is asked
-        before a body is read that does not come at once."""
+        before a body is read that does not come at once. `origins`: hosts and pages that are answered; None: all."""
         self.handler = handler
         self.budget = budget or MemoryBudget()
         self.check_head = check_head
+        self.origins = origins
         self.is_memory_full = False  #: as of the last sweep
         self.error_body = error_body
         self.limits = limits or HttpLimits()
@@ -501,7 +506,7 @@ class HttpServer:
     def _update_clock(self) -> None:
         """Refresh the cached time and date line: neither timeouts nor dates need them to the millisecond."""
         self.now_s = time.monotonic()
-        self.date_line = b"date: " + formatdate(usegmt=True).encode() + b"\r\n"
+        self.date_line = b"date: " + formatdate(usegmt=True).encode() + b"\r\nx-content-type-options: nosniff\r\n"
 
     async def stop_accepting(self) -> None:
         self.is_closing = True

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httptools
 
 from lamina.server.exchange import HttpRequest
+from lamina.server.origins import PAGE_HEADERS
 
 if TYPE_CHECKING:
     from lamina.server.http1 import HttpConnection
@@ -26,7 +27,7 @@ Fault = tuple[int, str] | tuple[int, str, str]
 CHARGE_STEP_BYTES = 2**20
 """By which the expected size of a body without a length grows."""
 
-SINGLE_HEADERS = frozenset((b"host", b"content-length", b"transfer-encoding", b"content-type", b"authorization"))
+SINGLE_HEADERS = frozenset((b"host", b"content-length", b"transfer-encoding", b"content-type", b"authorization", b"origin"))
 """Headers that must not be given twice: a proxy may read the other one."""
 
 MAX_NAMES = 512
@@ -189,6 +190,11 @@ class RequestParser:
         headers = self._headers
         if b"host" not in headers and self._parser.get_http_version() == "1.1":
             self._fail(400, "no host header")
+        origins = self._connection.server.origins
+        if origins is not None and (headers.get(b"host") not in origins.known_hosts or not PAGE_HEADERS.isdisjoint(headers)):
+            refused = origins.refusal(self._parser.get_method().decode("ascii", "replace"), headers)
+            if refused is not None:
+                self._fail(403, *refused)
         length, encoding = headers.get(b"content-length", b""), headers.get(b"transfer-encoding", b"")
         if length or encoding:
             self._check_framing(length, encoding)

@@ -18,7 +18,7 @@ from lamina.gateway.bootstrap import Gateway, GatewayObservers, ListenConfig, op
 from lamina.gateway.deploy import app_package
 from lamina.gateway.deploy.admin_server import AdminServer, DeploymentSetup, open_access, open_admin
 from lamina.store.open import open_store
-from tests.serving import Answer, Browser, read_answer, request
+from tests.serving import Answer, Browser
 
 ROOT = Identity()
 
@@ -31,9 +31,7 @@ class Managed:
     async def ask(self, method: str, path: str, body: bytes = b"", token: str = "", **headers: str) -> Answer:
         """Of the management listener."""
         async with Browser(self.admin.port) as browser:
-            data = request(method, path, body, "application/json", **_with(token, headers))
-            browser.writer.write(data.replace(b"Host: test", b"Host: 127.0.0.1", 1))
-            return await read_answer(browser.reader)
+            return await browser.ask(method, path, body, "application/json", **_with(token, headers))
 
     async def call(self, path: str, value: Any = None, token: str = "", method: str = "POST", **headers: str) -> Answer:
         """Of the listener for calls."""

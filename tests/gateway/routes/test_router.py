@@ -322,7 +322,9 @@ def test_a_client_that_leaves_cancels_its_call(app: Path) -> None:
     async def work() -> int:
         async with served(app) as gateway:
             async with Browser(gateway.port) as browser:
-                browser.writer.write(b"POST /v1/functions/add HTTP/1.1\r\nHost: a\r\nContent-Length: 7\r\n\r\n" + b'{"a":1}')
+                browser.writer.write(
+                    b"POST /v1/functions/add HTTP/1.1\r\nHost: localhost\r\nContent-Length: 7\r\n\r\n" + b'{"a":1}'
+                )
                 await browser.writer.drain()
                 while not gateway.driver.controller.state.runs:
                     await asyncio.sleep(0)

@@ -22,6 +22,7 @@ from lamina.gateway.routes.targets import TargetRegistry
 from lamina.sdk.app import App
 from lamina.server.http1 import HttpLimits, HttpServer
 from lamina.server.listener import server_context
+from lamina.server.origins import OriginPolicy, OriginSettings
 from lamina.store.base import Store
 
 LIMITS = HttpLimits(body_bytes=64 * 2**20, connections=100)
@@ -90,13 +91,17 @@ async def open_admin(
     port: int = 0,
     tls: tuple[str, str] | None = None,
     output: FunctionLogs | None = None,
+    allow_hosts: tuple[str, ...] = (),
 ) -> AdminServer:
     access, deploys = prepared.access, prepared.deployments
     assert deploys is not None, "open_gateway was not given what was prepared"
     deploys.active.open_triggers(gateway.triggers)
-    auth = Authenticator(access, requires_token=check_host(host, access), reject_cross_site=True)
+    auth = Authenticator(access, requires_token=check_host(host, access))
     output = output or collect_function_logs(gateway.driver.engine)
     manage = AdminRoutes(access, auth, AdminService(access), deploys, output)
-    server = HttpServer(manage.handle, parse_error_body, LIMITS, OWN_HEADERS, gateway.budget, auth.check_head)
+    server = HttpServer(
+        *(manage.handle, parse_error_body, LIMITS, OWN_HEADERS, gateway.budget, auth.check_head),
+        origins=OriginPolicy(host, OriginSettings(hosts=allow_hosts)),
+    )
     bound = await server.start(host, port, ssl=server_context(*tls) if tls is not None else None)
     return AdminServer(host, bound, access, deploys, output, manage, server, prepared.temporary_folder)

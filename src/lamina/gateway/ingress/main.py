@@ -24,6 +24,7 @@ from lamina.server.async_stderr import async_stderr
 from lamina.server.http1 import HttpServer, event_loop_factory
 from lamina.server.listener import server_context
 from lamina.server.memory_budget import MemoryBudget
+from lamina.server.origins import OriginPolicy
 from lamina.server.process_status import ProcessStatus
 from lamina.values.shm import ShmPool, ShmReader
 
@@ -47,7 +48,7 @@ class IngressProcess:
         pool = self._pool
         self._budget = MemoryBudget(setup.memory_bytes, {"shared": lambda: pool.file_bytes} if pool is not None else {})
         handler = IngressHttpHandler(self._link, self._routes, self._process)
-        guards = (self._budget, self._link.check_head)
+        guards = (self._budget, self._link.check_head, OriginPolicy(setup.host, setup.origins))
         self._server = HttpServer(handler.handle, parse_error_body, setup.limits, OWN_HEADERS, *guards)
         self._grpc: GrpcServer | None = None
 
@@ -91,7 +92,8 @@ class IngressProcess:
 
         setup = self._setup
         methods = IngressGrpcMethods(self._link, self._routes, self._process)
-        self._grpc = GrpcServer(methods, setup.limits.body_bytes, GRPC_HEADERS, self._budget, self._link.check_head)
+        guards = (self._budget, self._link.check_head, OriginPolicy(setup.host, setup.origins))
+        self._grpc = GrpcServer(methods, setup.limits.body_bytes, GRPC_HEADERS, *guards)
         secured = self._tls_options("h2").get("ssl")
         return await self._grpc.start(setup.host, setup.grpc_port, secured, reuse_port=True)
 

@@ -15,6 +15,7 @@ from lamina.ipc.framing import FrameReader, FrameTooBig, Natural, StopProcess, p
 from lamina.sdk.binding import Param
 from lamina.sdk.tensors import Signature
 from lamina.server.http1 import HttpLimits
+from lamina.server.origins import OriginSettings
 from lamina.values.references import ReleaseSlots, ShmRef
 
 MAX_HEADS = 1_024
@@ -47,6 +48,7 @@ class IngressSetup(Struct, frozen=True, kw_only=True):
     memory_bytes: int  #: its memory budget
     limits: HttpLimits
     tls: tuple[str, str] | None = None  #: certificate and key
+    origins: OriginSettings = OriginSettings()
     fd: int = -1
     log_format: LogFormat = ""
 

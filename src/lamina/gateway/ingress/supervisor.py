@@ -16,6 +16,7 @@ from lamina.gateway.oip.setup import OpenInference
 from lamina.gateway.routes.router import Router
 from lamina.server.http1 import HeadCheck, HttpLimits, accept_any_head
 from lamina.server.memory_budget import NO_LIMIT
+from lamina.server.origins import OriginSettings
 from lamina.values.slot_refs import SlotReferences
 
 log = logging.getLogger("lamina")
@@ -36,6 +37,7 @@ class IngressSupervisor:
         slot_refs: SlotReferences | None,
         limits: HttpLimits,
         tls: tuple[str, str] | None = None,
+        origins: OriginSettings | None = None,
         *,
         count: int,
         requires_token: bool = False,
@@ -51,6 +53,7 @@ class IngressSupervisor:
         self._slot_refs = slot_refs
         self._limits = limits
         self._tls = tls
+        self._origins = origins or OriginSettings()
         self._count = count
         self._requires_token = requires_token
         self._memory_bytes = memory_bytes // count
@@ -98,6 +101,7 @@ class IngressSupervisor:
             memory_bytes=self._memory_bytes,
             limits=self._limits,
             tls=self._tls,
+            origins=self._origins,
             log_format=logs.current_format(),
         )
         session.spawn(setup, lambda: self._on_lost(session))

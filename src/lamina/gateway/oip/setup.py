@@ -14,6 +14,7 @@ from lamina.gateway.routes.explain import SampledRefusals
 from lamina.server.http1 import HeadCheck
 from lamina.server.listener import server_context
 from lamina.server.memory_budget import MemoryBudget
+from lamina.server.origins import OriginPolicy, OriginSettings
 
 if TYPE_CHECKING:
     from lamina.gateway.oip.grpc_service import GrpcMethods
@@ -51,11 +52,14 @@ class OpenInference:
 
         return GrpcMethods(self._authorize, self.inference, self.repository, self._is_ready)
 
-    async def open_grpc(self, host: str, port: int, tls: tuple[str, str] | None = None) -> int:
+    async def open_grpc(
+        self, host: str, port: int, tls: tuple[str, str] | None = None, origins: OriginSettings | None = None
+    ) -> int:
         """Listen for gRPC; returns the port, which the system chooses if 0 is asked for. `tls` names certificate and key."""
         from lamina.server.grpc import GrpcServer
 
-        self._grpc = GrpcServer(self.grpc_methods(), self._body_limit, GRPC_HEADERS, self._budget, self._check_head)
+        guards = (self._budget, self._check_head, OriginPolicy(host, origins))
+        self._grpc = GrpcServer(self.grpc_methods(), self._body_limit, GRPC_HEADERS, *guards)
         secured = None
         if tls is not None:
             secured = server_context(*tls)
