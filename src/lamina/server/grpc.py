@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from lamina.errors import BadValue, LaminaError
 from lamina.server.compression import decompress
 from lamina.server.http1 import HeadCheck, accept_any_head
-from lamina.server.http2.connection import Http2Connection, Http2Limits
+from lamina.server.http2.connection import FrameBudget, Http2Connection, Http2Limits
 from lamina.server.http2.hpack import encode
 from lamina.server.http2.stream import Http2Stream
 from lamina.server.listener import Listener, listen
@@ -34,7 +34,7 @@ _UNITS_US = {b"H": 3_600_000_000, b"M": 60_000_000, b"S": 1_000_000, b"m": 1_000
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
 _OK_HEAD = encode([(b":status", b"200"), (b"content-type", b"application/grpc")])
 _OK_TAIL = encode([(b"grpc-status", b"0")])
-_INVALID, _FORBIDDEN, _UNIMPLEMENTED, _EXHAUSTED, _UNAUTHENTICATED = 3, 7, 12, 8, 16
+_INVALID, _FORBIDDEN, _UNIMPLEMENTED, _EXHAUSTED, _INTERNAL, _UNAUTHENTICATED = 3, 7, 12, 8, 13, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,12 @@ OnMessage = Callable[[Any], None]
 """Gets a message, or an `RpcError`."""
 
 
+class OnDone(Protocol):
+    """Called when a request of a stream has been answered; with `failed`, it came to nothing."""
+
+    def __call__(self, *, failed: bool = False) -> None: ...
+
+
 class GrpcMethod(NamedTuple):
     """A method of a service: `parse` decodes a request; `is_stream`: requests or responses are streams."""
 
@@ -77,7 +83,7 @@ class GrpcService(Protocol):
         """Handle a unary method."""
         ...
 
-    def stream(self, message: Any, context: RpcContext, then: OnMessage, done: Callable[[], None]) -> Callable[[], None] | None:
+    def stream(self, message: Any, context: RpcContext, then: OnMessage, done: OnDone) -> Callable[[], None] | None:
         """Handle one request of a stream: its responses, then `done`."""
         ...
 
@@ -110,11 +116,12 @@ class GrpcServer:
     async def start(self, host: str, port: int, secured: ssl.SSLContext | None = None, **options: Any) -> int:
         loop = asyncio.get_running_loop()
         own_prefix = self.own_headers.prefix if self.own_headers is not None else b""
+        turns = FrameBudget(loop.call_soon)
 
         def accept() -> asyncio.Protocol:
             if len(self._connections) >= CONNECTIONS and not self._evict_idlest():
                 return _Busy()
-            return Http2Connection(self._open, self._limits, self._connections, loop.time(), own_prefix, self.budget)
+            return Http2Connection(self._open, self._limits, self._connections, loop.time(), turns, own_prefix, self.budget)
 
         try:
             self._server = await listen(accept, host, port, ssl=secured, **options)
@@ -227,26 +234,33 @@ class _Call:
 
     # ------------------------------------------------------------- the stream's side
 
-    def on_data(self, piece: bytes) -> None:
-        if self._method is None or self._stream.is_closed:
-            return
-        self._buffer += piece
-        buffer = self._buffer
-        while len(buffer) >= 5:
-            size = int.from_bytes(buffer[1:5], "big")
+    def on_data(self, piece: bytes) -> bool:
+        stream, buffer = self._stream, self._buffer
+        if self._method is None or stream.is_closed:
+            return True
+        buffer += piece
+        at = 0
+        while len(buffer) - at >= 5 and not stream.is_closed:
+            size = int.from_bytes(buffer[at + 1 : at + 5], "big")
             if size > self._server.body_limit:
                 self._fail(RpcError(_EXHAUSTED, f"a message of {size} bytes; at most {self._server.body_limit} are taken"))
-                return
-            if len(buffer) < 5 + size:
+                break
+            if len(buffer) < at + 5 + size:
                 if self._charge is None:
                     self._admit(size)
-                return
+                break
+            if at and not stream.has_time:
+                del buffer[:at]
+                return False
+            stream.count_message(size)
             with memoryview(buffer) as whole:
-                is_packed, message = buffer[0], bytes(whole[5 : 5 + size])
-            del buffer[: 5 + size]
+                is_packed, message = buffer[at], bytes(whole[at + 5 : at + 5 + size])
+            at += 5 + size
             self._messages += 1
-            self._stream.restart_timer()
+            stream.restart_timer()
             self._on_message(is_packed, message)
+        del buffer[:at]
+        return True
 
     def on_end(self) -> None:
         self._is_ended = True
@@ -318,14 +332,18 @@ class _Call:
         except Exception:  # protobuf's own; what it says speaks of its insides
             self._fail(RpcError(_INVALID, "not a message of this method"))
             return
-        if is_stream:
-            self._on_stream_message(parsed, size)
-        elif self._messages > 1:
-            self._fail(RpcError(_INVALID, "one request was expected"))
-        else:
-            cancel = self._server.service.unary(name, parsed, self._context, self._respond)
-            if cancel is not None and not self._stream.is_closed:
-                self._cancels.add(cancel)
+        try:
+            if is_stream:
+                self._on_stream_message(parsed, size)
+            elif self._messages > 1:
+                self._fail(RpcError(_INVALID, "one request was expected"))
+            else:
+                cancel = self._server.service.unary(name, parsed, self._context, self._respond)
+                if cancel is not None and not self._stream.is_closed:
+                    self._cancels.add(cancel)
+        except Exception:  # the connection has other calls
+            log.exception("%s could not be handled", name)
+            self._fail(RpcError(_INTERNAL, "a defect of the server"))
 
     def _respond(self, message: Any) -> None:
         if isinstance(message, RpcError):
@@ -345,9 +363,11 @@ class _Call:
         is_over = False
         charges, self._charges = self._charges, set()
 
-        def done() -> None:
+        def done(*, failed: bool = False) -> None:
             nonlocal is_over
             is_over = True
+            if failed:
+                self._stream.on_failed_message()
             self._open -= 1
             if cancel is not None:
                 self._cancels.discard(cancel)

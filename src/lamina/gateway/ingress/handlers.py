@@ -40,7 +40,7 @@ from lamina.gateway.routes.http_codec import decode_inputs, encode_result, reply
 from lamina.gateway.routes.problems import PROBLEM, HttpProblem, error_problem
 from lamina.sdk.binding import Param
 from lamina.server.exchange import Exchange, HttpRequest
-from lamina.server.grpc import OnMessage, RpcContext, RpcError
+from lamina.server.grpc import OnDone, OnMessage, RpcContext, RpcError
 from lamina.server.process_status import ProcessStatus
 
 
@@ -257,7 +257,7 @@ class IngressGrpcMethods(InferenceMethods):
                 pass
         return self._forward(name, message, context, then, None)
 
-    def stream(self, message: Any, context: RpcContext, then: OnMessage, done: Callable[[], None]) -> Callable[[], None] | None:
+    def stream(self, message: Any, context: RpcContext, then: OnMessage, done: OnDone) -> Callable[[], None] | None:
         if self._has_token(context):
             try:
                 return self.infer_stream(message, context, then, done)
@@ -275,9 +275,7 @@ class IngressGrpcMethods(InferenceMethods):
     def _has_token(self, context: RpcContext) -> bool:
         return not self._routes.requires_token or b"authorization" in context.headers
 
-    def _forward(
-        self, name: str, message: Any, context: RpcContext, then: OnMessage, done: Callable[[], None] | None
-    ) -> Callable[[], None]:
+    def _forward(self, name: str, message: Any, context: RpcContext, then: OnMessage, done: OnDone | None) -> Callable[[], None]:
         """Pass a message on as it is; with `done` it is one of a stream, and may have several replies."""
 
         def on_message(reply: ReplyMessage) -> bool:

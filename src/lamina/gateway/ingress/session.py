@@ -262,7 +262,7 @@ class IngressSession:
         is_stream = message.method == "ModelStreamInfer"
         reply = RemoteReply(self, message.number, is_streaming=is_stream)
         if is_stream:
-            cancel = methods.stream(request, context, reply.send_message, reply.end_stream)
+            cancel = methods.stream(request, context, reply.send_message, lambda *, failed=False: reply.end_stream())
         else:
             cancel = methods.unary(message.method, request, context, reply.send_message)
         if message.number in self.pending:

@@ -17,7 +17,7 @@ from lamina.gateway.oip.model_catalog import ServedModel
 from lamina.gateway.oip.schema import load_schema
 from lamina.gateway.oip.tensors import InputTensor, OutputTensor, RawBytes, join_bytes
 from lamina.gateway.routes.problems import HttpProblem
-from lamina.server.grpc import GrpcMethod, OnMessage, RpcContext, RpcError
+from lamina.server.grpc import GrpcMethod, OnDone, OnMessage, RpcContext, RpcError
 
 GRPC_STATUS = {400: 3, 401: 16, 403: 7, 404: 5, 405: 12, 409: 9, 413: 8, 422: 3, 429: 8, 500: 13, 503: 14, 504: 4}
 """gRPC's codes by HTTP's."""
@@ -45,7 +45,7 @@ class InferenceMethods:
         """Handle a unary method; returns how to cancel it, where that can be done."""
         raise NotImplementedError
 
-    def stream(self, message: Any, context: RpcContext, then: OnMessage, done: Callable[[], None]) -> Callable[[], None] | None:
+    def stream(self, message: Any, context: RpcContext, then: OnMessage, done: OnDone) -> Callable[[], None] | None:
         """Handle one request of a stream: its responses, then `done`."""
         raise NotImplementedError
 
@@ -67,7 +67,7 @@ class InferenceMethods:
         request = self._decode_request(message, context)
         return self.backend(context).infer(request, on_response)
 
-    def infer_stream(self, message: Any, context: RpcContext, then: OnMessage, done: Callable[[], None]) -> Callable[[], None]:
+    def infer_stream(self, message: Any, context: RpcContext, then: OnMessage, done: OnDone) -> Callable[[], None]:
         """One request of a stream: its chunks, or its one response, each as a `ModelStreamInferResponse`; then `done`."""
         kind = self.schema["ModelStreamInferResponse"]
 
@@ -93,11 +93,11 @@ class InferenceMethods:
         request = self._decode_request(message, context)
         return self.backend(context).infer(request, on_response, on_chunk if request.model.signature.streams else None)
 
-    def fail_stream_request(self, message: Any, text: str, then: OnMessage, done: Callable[[], None]) -> None:
+    def fail_stream_request(self, message: Any, text: str, then: OnMessage, done: OnDone) -> None:
         """One request of a stream failed; the others go on."""
         response = self.schema["ModelInferResponse"](id=message.id)
         then(self.schema["ModelStreamInferResponse"](error_message=text, infer_response=response))
-        done()
+        done(failed=True)
 
     def _decode_request(self, message: Any, context: RpcContext) -> InferenceRequest:
         model, caller = self.find(message.model_name, message.model_version, context)

@@ -18,7 +18,7 @@ from lamina.gateway.oip.repository import ModelRepository
 from lamina.gateway.oip.schema import import_grpc_extra
 from lamina.gateway.routes.problems import error_problem
 from lamina.server.exchange import HttpRequest
-from lamina.server.grpc import OnMessage, RpcContext
+from lamina.server.grpc import OnDone, OnMessage, RpcContext
 
 
 class GrpcMethods(InferenceMethods):
@@ -91,7 +91,7 @@ class GrpcMethods(InferenceMethods):
             return self._repository.statistics(grant)
         return {"model_stats": [self._inference.statistics.as_dict(self._find(message, grant))]}
 
-    def stream(self, message: Any, context: RpcContext, then: OnMessage, done: Callable[[], None]) -> Callable[[], None] | None:
+    def stream(self, message: Any, context: RpcContext, then: OnMessage, done: OnDone) -> Callable[[], None] | None:
         try:
             return self.infer_stream(message, context, then, done)
         except LaminaError as error:

@@ -1,14 +1,25 @@
 """HTTP/2 connection (RFC 9113), server side, for services that read requests and write responses in pieces.
 
 Everything a client can make us hold is bounded: header blocks, open streams, bytes of requests (through the windows: credit for a
-stream or a connection is returned when its bytes have been processed, not before), responses it does not read, and frames that
-cost us something and the client nothing. A violation of the connection's rules gets GOAWAY, of a stream's RST_STREAM.
+stream or a connection is returned when its bytes have been processed, not before), and responses it does not read. So is what it
+can make us do:
+
+- The work of a frame does not grow with the number of streams, and a header block is measured before it is decoded.
+- A turn of the loop has a budget of time over all connections, and each connection a slice of it (`FrameBudget`). What does not
+  fit waits for the next turn, and meanwhile nothing more is read from that connection.
+- Frames that cost us something and the client nothing are *nuisances*. Each connection has a token bucket of them, which refills
+  with time and with useful work; when it is empty, the connection is cut off with ENHANCE_YOUR_CALM.
+
+A violation of the connection's rules gets GOAWAY, of a stream's RST_STREAM. Priorities are ignored, as RFC 9113 suggests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
 from typing import cast
 
 from msgspec import Struct
@@ -40,16 +51,36 @@ from lamina.server.http2.frames import (
     REFUSED_STREAM,
     RST_STREAM,
     SETTINGS,
+    STREAM_CLOSED,
     WINDOW_UPDATE,
     ProtocolViolation,
     frame,
     strip_padding,
 )
-from lamina.server.http2.hpack import HpackDecoder, HpackError
+from lamina.server.http2.header_rules import checked_request, checked_trailers
+from lamina.server.http2.hpack import Headers, HpackDecoder, HpackError
 from lamina.server.http2.stream import Http2Stream, Service
 from lamina.server.memory_budget import CONNECTION_BYTES, MemoryBudget, MemoryCharge, address_key
 
 log = logging.getLogger("lamina")
+
+TURN_S = 0.004
+"""Time for frames in one turn of the loop, over all connections."""
+
+SLICE_S = 0.0005
+"""Time for the frames of one connection in one turn."""
+
+SMALL_DATA = 64
+"""A DATA frame with less than this, and with more to come, is a nuisance: it costs as much as one with thousands."""
+
+FREE_HEAD = 1_024
+"""Bytes of a header block that cost nothing extra. What is beyond is decoded byte by byte, and paid for by its size."""
+
+LINGER_S = 2.0
+"""For the last frames to a client that is sent away."""
+
+MAX_DRAINING = 256
+"""Streams we have ended while their clients were sending, and whose frames on the way are ignored."""
 
 
 class Http2Limits(Struct, frozen=True, kw_only=True):
@@ -59,15 +90,58 @@ class Http2Limits(Struct, frozen=True, kw_only=True):
     head_bytes: int = 8 * 2**10
     headers: int = 100
     frame_bytes: int = 2**18
+    settings: int = 32  #: entries of one frame
     stream_window: int = 33 * 2**20  #: what one request may have on the way
     connection_window: int = 64 * 2**20
     unread_bytes: int = 32 * 2**20  #: of an answer in pieces that its reader does not take
-    abusive_frames: int = 1_000  #: frames in a second that only cost us
+    abusive_frames: int = 1_000  #: nuisances at once, and refilled in a second
+    messages_per_s: int = 5_000  #: of a service that has messages, over all streams; twice as many at once
     head_s: float = 10.0  #: for a greeting, a block of headers, and a frame of anything but data
     body_idle_s: float = 30.0  #: between two pieces of a request
     body_bytes_per_s: int = 512  #: the least rate of a message in each window of `body_idle_s`
     body_s: float = 300.0  #: and at least the rate that brings what it holds in so long
     write_s: float = 30.0
+
+
+class FrameBudget:
+    """Time for frames in one turn of the loop, over all connections of a server. Those that have used theirs wait in line."""
+
+    def __init__(self, call_soon: Callable[[Callable[[], None]], object], clock: Callable[[], float] = perf_counter) -> None:
+        self.clock = clock
+        self._call_soon = call_soon
+        self._waiting: deque[Http2Connection] = deque()
+        self._until_s = 0.0  #: end of this turn's budget
+        self._has_begun = False
+
+    def slice_until(self) -> float:
+        """Until when a connection may work in this turn; in the past, if the turn's budget is used up."""
+        now_s = self.clock()
+        if not self._has_begun:
+            self._begin(now_s)
+        return min(self._until_s, now_s + SLICE_S)
+
+    def wait(self, connection: Http2Connection) -> None:
+        self._waiting.append(connection)
+
+    def _begin(self, now_s: float) -> None:
+        self._has_begun = True
+        self._until_s = now_s + TURN_S
+        self._call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._has_begun = False
+        for _ in range(len(self._waiting)):
+            now_s = self.clock()
+            if not self._has_begun:
+                self._begin(now_s)
+            elif now_s >= self._until_s:
+                return
+            connection = self._waiting.popleft()
+            try:
+                connection.go_on()
+            except Exception:
+                log.exception("the frames of a connection could not be handled")
+                connection.abort()
 
 
 class Http2Connection(asyncio.Protocol):
@@ -79,6 +153,7 @@ class Http2Connection(asyncio.Protocol):
         limits: Http2Limits,
         connections: set[Http2Connection],
         now_s: float,
+        turns: FrameBudget,
         own_prefix: bytes = b"",
         budget: MemoryBudget | None = None,
     ) -> None:
@@ -90,20 +165,33 @@ class Http2Connection(asyncio.Protocol):
         self.max_frame_bytes = 16_384
         self.now_s = now_s
         self.streams: dict[int, Http2Stream] = {}
+        self.decoder = HpackDecoder(limits.head_bytes, limits.headers, own_prefix)
+        self.until_s = 0.0  #: end of the slice of this turn
         self._service = service
         self._connections = connections
+        self._turns = turns
         self._transport: asyncio.Transport | None = None
-        self._buffer = b""
-        self._has_preface = self._is_closing = False
-        self.decoder = HpackDecoder(limits.head_bytes, limits.headers, own_prefix)
+        self._buffer = bytearray()
+        self._needed = 0  #: bytes that the frame in the buffer has in all
+        self._suspended: tuple[Http2Stream, int] | None = (
+            None  #: it has more in a frame than a slice allows; and the frame's flags
+        )
+        self._is_waiting = False  #: for its next slice
+        self._has_preface = self._has_settings = self._is_closing = False
+        self._closing_since_s = 0.0
         self._block: tuple[int, int, bytearray] | None = None  #: stream, flags and bytes of headers that go on
         self._frame_since = now_s  #: when the frame that is not whole yet began; before the first one, the connection
         self._block_since = now_s
+        self._checked: tuple[Headers | None, dict[bytes, bytes] | None] = (None, None)  #: of the last request
         self._last_stream_id = 0
         self._stream_window = DEFAULT_WINDOW  #: the client's, for new streams
         self._received = 0  #: of the window that was not given back
         self._credited = 0  #: dealt with, and not yet told
-        self._abusive_frames = 0
+        self._blocked: dict[int, Http2Stream] = {}  #: streams with something to send that the connection's window holds back
+        self._draining: dict[int, int] = {}  #: streams we have ended before their clients did: bytes that may be on the way
+        self._nuisances = float(limits.abusive_frames)  #: left
+        self._messages = 2.0 * limits.messages_per_s  #: left
+        self._refilled_s = turns.clock()
         self._blocked_since_s = 0.0
 
     # ----------------------------------------------------------- asyncio's side
@@ -130,7 +218,7 @@ class Http2Connection(asyncio.Protocol):
         """Let go of everything at once, by reference counts alone."""
         self._connections.discard(self)
         self._transport = None
-        self._buffer, self._block = b"", None
+        self._buffer, self._block, self._suspended = bytearray(), None, None
         if self._charge is not None:
             self._charge.release()
         for stream in list(self.streams.values()):
@@ -145,19 +233,39 @@ class Http2Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_closing and not self.streams:
             return
-        if self._buffer:
-            data = self._buffer + data
+        buffer = self._buffer
+        is_new = not buffer
+        if buffer or self._is_waiting:
+            buffer += data
+            if self._is_waiting or len(buffer) < self._needed:
+                self._touch_incomplete()
+                return
+            data = bytes(buffer)
+            self._buffer = bytearray()
+        self._consume(data, is_new)
+
+    def go_on(self) -> None:
+        """The next slice: what the last one left."""
+        self._is_waiting = False
+        if self._transport is None or self._transport.is_closing():
+            return
+        data, self._buffer = bytes(self._buffer), bytearray()
+        self._consume(data, False)
+        if not self._is_waiting and self._transport is not None:
+            self._transport.resume_reading()
+
+    def _consume(self, data: bytes, is_new: bool) -> None:
+        """Handle whole frames, as many as the slice allows; the rest stays in the buffer. `is_new`: no frame was incomplete."""
+        clock = self._turns.clock
+        until_s = self.until_s = self._turns.slice_until()
         at, end = 0, len(data)
+        has_time = until_s > clock()
         try:
-            if not self._has_preface:
-                if data[: len(PREFACE)] != PREFACE[:end]:
-                    raise ProtocolViolation(PROTOCOL_ERROR, "not HTTP/2")
-                if end < len(PREFACE):
-                    self._buffer = data
-                    return
-                self._has_preface = True
-                at = len(PREFACE)
-            while end - at >= 9:
+            if has_time and self._suspended is not None:
+                has_time = self._go_on_with_data() and clock() < until_s
+            if has_time and not self._has_preface:
+                at = self._preface(data)
+            while has_time and end - at >= 9 and self._has_preface:
                 size = data[at] << 16 | data[at + 1] << 8 | data[at + 2]
                 if size > self.limits.frame_bytes:
                     raise ProtocolViolation(FRAME_SIZE_ERROR, "frame too large")
@@ -167,12 +275,36 @@ class Http2Connection(asyncio.Protocol):
                 stream = int.from_bytes(data[at + 5 : at + 9], "big") & 0x7FFFFFFF
                 self._frame(data[at + 3], data[at + 4], stream, data[at + 9 : stop])
                 at = stop
+                has_time = self._suspended is None and clock() < until_s
         except ProtocolViolation as error:
             self.go_away(error.code, str(error))
             return
-        if at or not self._buffer:
+        if at or (is_new and self._has_preface):
             self._frame_since = self.now_s
-        self._buffer = data[at:]
+        self._buffer = bytearray(data[at:]) if at else bytearray(data)
+        left = self._buffer
+        self._needed = 9 + (left[0] << 16 | left[1] << 8 | left[2]) if self._has_preface and len(left) >= 9 else 0
+        if not has_time and (self._suspended is not None or (left and len(left) >= self._needed)):
+            self._wait()
+        self._touch_incomplete()
+
+    def _preface(self, data: bytes) -> int:
+        """Check the greeting; returns where the frames begin."""
+        if data[: len(PREFACE)] != PREFACE[: len(data)]:
+            raise ProtocolViolation(PROTOCOL_ERROR, "not HTTP/2")
+        if len(data) < len(PREFACE):
+            return 0
+        self._has_preface = True
+        return len(PREFACE)
+
+    def _wait(self) -> None:
+        self._is_waiting = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+            self._turns.wait(self)
+
+    def _touch_incomplete(self) -> None:
+        """A frame that is coming counts as progress of its stream."""
         coming = self._incomplete_stream()
         if coming is not None and coming.last_data_s:
             coming.last_data_s = self.now_s
@@ -189,6 +321,8 @@ class Http2Connection(asyncio.Protocol):
     def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if self._block is not None and (kind != CONTINUATION or stream != self._block[0]):
             raise ProtocolViolation(PROTOCOL_ERROR, "headers must go on")
+        if not self._has_settings and (kind != SETTINGS or flags & ACK):
+            raise ProtocolViolation(PROTOCOL_ERROR, "the first frame must be SETTINGS")
         if kind == DATA:
             self._data(flags, stream, payload)
         elif kind == HEADERS:
@@ -197,64 +331,111 @@ class Http2Connection(asyncio.Protocol):
             self._window(stream, payload)
         elif kind == SETTINGS:
             self._settings(flags, stream, payload)
-        elif kind == PING:
-            self._count_abuse()
-            if len(payload) != 8 or stream:
-                raise ProtocolViolation(FRAME_SIZE_ERROR, "bad ping")
-            if not flags & ACK:
-                self.write(frame(PING, ACK, 0, payload))
-        elif kind == RST_STREAM:
-            self._count_abuse()
-            if len(payload) != 4 or not stream or stream > self._last_stream_id:
-                raise ProtocolViolation(PROTOCOL_ERROR, "bad reset")
-            if stream in self.streams:
-                self.drop_stream(self.streams[stream])
         elif kind == CONTINUATION:
             self._continue(flags, payload)
-        elif kind == PUSH_PROMISE:
-            raise ProtocolViolation(PROTOCOL_ERROR, "clients do not push")
-        elif kind == PRIORITY:
-            self._count_abuse()
+        else:
+            self._nuisance()
+            if kind == PING:
+                self._ping(flags, stream, payload)
+            elif kind == RST_STREAM:
+                self._reset(stream, payload)
+            elif kind == PUSH_PROMISE:
+                raise ProtocolViolation(PROTOCOL_ERROR, "clients do not push")
+            elif kind == PRIORITY and not stream:
+                raise ProtocolViolation(PROTOCOL_ERROR, "a priority of no stream")
+            elif kind == GOAWAY and stream:
+                raise ProtocolViolation(PROTOCOL_ERROR, "the end of a stream is no GOAWAY")
 
-    def _head(self, flags: int, stream: int, payload: bytes) -> None:
+    def _ping(self, flags: int, stream: int, payload: bytes) -> None:
+        if stream:
+            raise ProtocolViolation(PROTOCOL_ERROR, "a ping of a stream")
+        if len(payload) != 8:
+            raise ProtocolViolation(FRAME_SIZE_ERROR, "bad ping")
+        if not flags & ACK:
+            self.write(frame(PING, ACK, 0, payload))
+
+    def _reset(self, number: int, payload: bytes) -> None:
+        if not number or self._is_idle(number):
+            raise ProtocolViolation(PROTOCOL_ERROR, "a reset of nothing")
+        if len(payload) != 4:
+            raise ProtocolViolation(FRAME_SIZE_ERROR, "bad reset")
+        self._draining.pop(number, None)
+        stream = self.streams.get(number)
+        if stream is not None:
+            stream.has_ended = True  # nothing more of it is on the way
+            self.drop_stream(stream)
+
+    def _is_idle(self, number: int) -> bool:
+        """A stream that has not been opened; even numbers are ours, and we open none."""
+        return number > self._last_stream_id or not number % 2
+
+    def _head(self, flags: int, number: int, payload: bytes) -> None:
         payload = strip_padding(flags, payload)
         if flags & HAS_PRIORITY:
+            if len(payload) < 5:
+                raise ProtocolViolation(FRAME_SIZE_ERROR, "no room for its priority")
+            if int.from_bytes(payload[:4], "big") & 0x7FFFFFFF == number:
+                raise ProtocolViolation(PROTOCOL_ERROR, "a stream that depends on itself")
             payload = payload[5:]
-        known = self.streams.get(stream)
-        if not stream % 2 or (known is None and stream <= self._last_stream_id) or (known is not None and not flags & END_STREAM):
-            raise ProtocolViolation(PROTOCOL_ERROR, "headers out of turn")
-        self._last_stream_id = max(self._last_stream_id, stream)
+        if not number % 2:
+            raise ProtocolViolation(PROTOCOL_ERROR, "not a stream of a client")
+        known = self.streams.get(number)
+        if known is None and number <= self._last_stream_id and number not in self._draining:
+            raise ProtocolViolation(STREAM_CLOSED, "headers of a stream that has ended")
+        if known is not None and known.has_ended:
+            raise ProtocolViolation(STREAM_CLOSED, "headers after the end of a request")
+        if (known is not None or number in self._draining) and not flags & END_STREAM:
+            raise ProtocolViolation(PROTOCOL_ERROR, "trailers without the end of a request")
+        self._last_stream_id = max(self._last_stream_id, number)
+        self._check_block(len(payload))
         if flags & END_HEADERS:
-            self._open(stream, flags, payload)
+            self._open(number, flags, payload)
         else:
-            self._block = (stream, flags, bytearray(payload))
+            self._block = (number, flags, bytearray(payload))
             self._block_since = self.now_s
+
+    def _check_block(self, size: int) -> None:
+        """A header block is measured before it is decoded."""
+        if size > 2 * self.limits.head_bytes:  # up to that much is decoded, and the request alone refused
+            raise ProtocolViolation(ENHANCE_YOUR_CALM, "headers too large")
 
     def _continue(self, flags: int, payload: bytes) -> None:
         if self._block is None:
             raise ProtocolViolation(PROTOCOL_ERROR, "nothing to go on with")
-        stream, first_flags, block = self._block
+        number, first_flags, block = self._block
         block += payload
-        self._count_abuse()
-        if len(block) > self.limits.head_bytes:
-            raise ProtocolViolation(ENHANCE_YOUR_CALM, "headers too large")
+        self._nuisance()
+        self._check_block(len(block))
         if flags & END_HEADERS:
             self._block = None
-            self._open(stream, first_flags, bytes(block))
+            self._open(number, first_flags, bytes(block))
 
     def _open(self, number: int, flags: int, block: bytes) -> None:
+        if len(block) > FREE_HEAD and not self.decoder.remembers(block):
+            self._nuisance((len(block) - FREE_HEAD) / 64)
         try:
-            headers = self.decoder.decode(block)
+            found = self.decoder.decode(block)
         except HpackError as error:
             raise ProtocolViolation(COMPRESSION_ERROR, str(error)) from None
         known = self.streams.get(number)
-        if known is not None:  # trailers, which say nothing we need
-            self._ended(known)
+        if known is not None:
+            self._trailers(known, found)
+            return
+        if number in self._draining:  # its trailers
+            del self._draining[number]
             return
         stream = Http2Stream(self, number, self._stream_window)
-        if headers is None or len(self.streams) >= self.limits.streams or self._is_closing:
-            self._count_abuse()
-            stream.reset(ENHANCE_YOUR_CALM if headers is None else REFUSED_STREAM)
+        stream.has_ended = bool(flags & END_STREAM)
+        if found is None or len(self.streams) >= self.limits.streams or self._is_closing:
+            self._nuisance()
+            stream.reset(ENHANCE_YOUR_CALM if found is None else REFUSED_STREAM)
+            return
+        if found is not self._checked[0]:  # the decoder remembers blocks: most requests of a client have the same
+            self._checked = (found, checked_request(found))
+        headers = self._checked[1]
+        if headers is None or not stream.expect_length(headers.get(b"content-length")):
+            self._nuisance()
+            stream.reset(PROTOCOL_ERROR)
             return
         self.streams[number] = stream
         try:
@@ -265,83 +446,149 @@ class Http2Connection(asyncio.Protocol):
             return
         if stream.is_closed:
             stream.receiver = None  # a cycle otherwise
-        elif flags & END_STREAM:
+        elif stream.has_ended:
+            self._ended(stream)
+
+    def _trailers(self, stream: Http2Stream, found: Headers | None) -> None:
+        """Trailers say nothing that we need, but have rules."""
+        stream.has_ended = True
+        if found is None or not checked_trailers(found):
+            self._nuisance()
+            stream.reset(PROTOCOL_ERROR)
+        else:
             self._ended(stream)
 
     def _data(self, flags: int, number: int, payload: bytes) -> None:
         size = len(payload)
-        if not number or number > self._last_stream_id:
+        if not number or self._is_idle(number):
             raise ProtocolViolation(PROTOCOL_ERROR, "data out of turn")
         self._received += size
         if self._received > self.limits.connection_window:
             raise ProtocolViolation(FLOW_CONTROL_ERROR, "more than the window")
+        piece = strip_padding(flags, payload)
+        if len(piece) < SMALL_DATA and not flags & END_STREAM:
+            self._nuisance()
         stream = self.streams.get(number)
-        if stream is None:  # it was reset, and the client does not know yet
-            self.credit(size)
+        if stream is None:
+            self._late_data(flags, number, size)
             return
-        if not size and not flags & END_STREAM:
-            self._count_abuse()
+        if stream.has_ended:
+            self.credit(size)
+            self._nuisance()
+            stream.reset(STREAM_CLOSED)
+            return
         stream.receive_window -= size
         if stream.receive_window < 0:
             stream.reset(FLOW_CONTROL_ERROR)
             return
         stream.last_data_s = self.now_s
+        stream.held_bytes += len(piece)
+        stream.received_bytes += len(piece)
+        if size > len(piece):  # padding is dealt with already
+            stream.held_bytes += size - len(piece)
+            stream.credit(size - len(piece))
+        stream.has_ended = bool(flags & END_STREAM)
         receiver = stream.receiver
         assert receiver is not None
-        stream.held_bytes += size
-        stream.received_bytes += size
-        if size:
-            receiver.on_data(strip_padding(flags, payload))
-        if flags & END_STREAM and not stream.is_closed:
+        if piece and not receiver.on_data(piece):
+            self._suspended = (stream, flags)
+        elif stream.has_ended and not stream.is_closed:
             self._ended(stream)
+
+    def _late_data(self, flags: int, number: int, size: int) -> None:
+        """Data of a stream that we have ended; its client did not know yet. It may send what its window allowed, and no more."""
+        left = self._draining.get(number)
+        if left is None or size > left:
+            raise ProtocolViolation(STREAM_CLOSED, "data of a stream that has ended")
+        if flags & END_STREAM:
+            del self._draining[number]
+        else:
+            self._draining[number] = left - size
+        self.credit(size)
+
+    def _go_on_with_data(self) -> bool:
+        """What a slice has left of a DATA frame. False: there is still more."""
+        assert self._suspended is not None
+        stream, _ = self._suspended
+        if stream.receiver is not None and not stream.is_closed and not stream.receiver.on_data(b""):
+            return False
+        self._suspended = None
+        if stream.has_ended and not stream.is_closed:
+            self._ended(stream)
+        return True
 
     def _ended(self, stream: Http2Stream) -> None:
         stream.last_data_s = 0.0
+        if stream.expected_bytes is not None and stream.received_bytes != stream.expected_bytes:
+            stream.reset(PROTOCOL_ERROR)
+            return
         self.credit(stream.held_bytes)  # it is whole, and about to be taken
         stream.held_bytes = 0
-        assert stream.receiver is not None
-        stream.receiver.on_end()
+        if stream.receiver is not None:
+            stream.receiver.on_end()
 
     def _window(self, number: int, payload: bytes) -> None:
+        self._nuisance()
+        if len(payload) != 4:
+            raise ProtocolViolation(FRAME_SIZE_ERROR, "bad window")
         more = int.from_bytes(payload, "big") & 0x7FFFFFFF
-        if len(payload) != 4 or not more:
-            raise ProtocolViolation(PROTOCOL_ERROR, "bad window")
         if not number:
             self.send_window += more
-            if self.send_window > MAX_WINDOW:
-                raise ProtocolViolation(FLOW_CONTROL_ERROR, "window too large")
-            for stream in [one for one in self.streams.values() if one.has_unsent]:
-                stream.flush()
+            if not more or self.send_window > MAX_WINDOW:
+                raise ProtocolViolation(FLOW_CONTROL_ERROR if more else PROTOCOL_ERROR, "bad window")
+            while self._blocked and self.send_window > 0:
+                self._blocked.pop(next(iter(self._blocked))).flush()  # it comes back behind the others if it has more
             return
+        if self._is_idle(number):
+            raise ProtocolViolation(PROTOCOL_ERROR, "a window of nothing")
         found = self.streams.get(number)
         if found is not None:
             found.send_window += more
-            if found.send_window > MAX_WINDOW:
-                found.reset(FLOW_CONTROL_ERROR)
+            if not more or found.send_window > MAX_WINDOW:
+                found.reset(FLOW_CONTROL_ERROR if more else PROTOCOL_ERROR)
             elif found.has_unsent:
                 found.flush()
 
     def _settings(self, flags: int, number: int, payload: bytes) -> None:
-        self._count_abuse()
-        if number or len(payload) % 6 or (flags & ACK and payload):
+        self._nuisance(1 + len(self.streams) // 8)  # a new window is a look at every stream, once
+        if number:
+            raise ProtocolViolation(PROTOCOL_ERROR, "settings of a stream")
+        if len(payload) % 6 or (flags & ACK and payload):
             raise ProtocolViolation(FRAME_SIZE_ERROR, "bad settings")
+        if len(payload) > 6 * self.limits.settings:
+            raise ProtocolViolation(ENHANCE_YOUR_CALM, "too many settings")
+        self._has_settings = True
         if flags & ACK:
             return
+        window = self._stream_window
         for at in range(0, len(payload), 6):
             name = int.from_bytes(payload[at : at + 2], "big")
             value = int.from_bytes(payload[at + 2 : at + 6], "big")
+            if name == 2 and value > 1:
+                raise ProtocolViolation(PROTOCOL_ERROR, "push is on or off")
             if name == 4:
                 if value > MAX_WINDOW:
                     raise ProtocolViolation(FLOW_CONTROL_ERROR, "window too large")
-                for stream in self.streams.values():
-                    stream.send_window += value - self._stream_window
-                self._stream_window = value
+                window = value
             elif name == 5:
                 if not 16_384 <= value <= 2**24 - 1:
                     raise ProtocolViolation(PROTOCOL_ERROR, "bad frame size")
                 self.max_frame_bytes = min(value, 2**20)
+        if window != self._stream_window:
+            self._change_windows(window - self._stream_window)
+            self._stream_window = window
         self.write(frame(SETTINGS, ACK, 0))
-        for stream in [one for one in self.streams.values() if one.has_unsent]:
+
+    def _change_windows(self, more: int) -> None:
+        """The client's window for all streams has changed, once for all settings of a frame."""
+        unsent = []
+        for stream in self.streams.values():
+            stream.send_window += more
+            if stream.send_window > MAX_WINDOW:
+                raise ProtocolViolation(FLOW_CONTROL_ERROR, "window too large")
+            if more > 0 and stream.has_unsent:
+                unsent.append(stream)
+        for stream in unsent:
             stream.flush()
 
     # --------------------------------------------------------------------- parts
@@ -353,6 +600,10 @@ class Http2Connection(asyncio.Protocol):
     @property
     def unsent(self) -> int:
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def block(self, stream: Http2Stream) -> None:
+        """A stream has more to send, and room in its own window: it waits for that of the connection."""
+        self._blocked[stream.id] = stream
 
     def credit(self, size: int) -> None:
         """Return flow-control window, in large pieces: one frame for many requests."""
@@ -368,7 +619,12 @@ class Http2Connection(asyncio.Protocol):
         stream.held_bytes = 0
         stream.is_closed = True
         self.streams.pop(stream.id, None)
+        self._blocked.pop(stream.id, None)
         stream.receiver = None  # a cycle otherwise
+        if not stream.has_ended:
+            self._draining[stream.id] = max(0, stream.receive_window)
+            if len(self._draining) > MAX_DRAINING:
+                del self._draining[next(iter(self._draining))]
         if self._is_closing and not self.streams and self._transport is not None:
             self._transport.close()
 
@@ -377,7 +633,10 @@ class Http2Connection(asyncio.Protocol):
         receiver, stream.receiver = stream.receiver, None
         self.close_stream(stream)
         if receiver is not None:
-            receiver.on_reset()
+            try:
+                receiver.on_reset()
+            except Exception:  # the connection has other streams
+                log.exception("a request could not be called off")
 
     def go_away(self, code: int = NO_ERROR, what: str = "") -> None:
         """Accept no new streams; with an error, close at once."""
@@ -388,6 +647,7 @@ class Http2Connection(asyncio.Protocol):
             told = self._last_stream_id.to_bytes(4, "big") + code.to_bytes(4, "big") + what.encode()
             self.write(frame(GOAWAY, 0, 0, told))
         if code != NO_ERROR or not self.streams:
+            self._closing_since_s = self._closing_since_s or self.now_s
             self._transport.close()
 
     @property
@@ -399,20 +659,60 @@ class Http2Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _count_abuse(self) -> None:
-        self._abusive_frames += 1
-        if self._abusive_frames > self.limits.abusive_frames:
-            raise ProtocolViolation(ENHANCE_YOUR_CALM, "too much of that")
+    @property
+    def has_time(self) -> bool:
+        return self._turns.clock() < self.until_s
+
+    # ------------------------------------------------------------------ nuisances
+
+    def _refill(self) -> None:
+        now_s, limits = self._turns.clock(), self.limits
+        passed_s, self._refilled_s = now_s - self._refilled_s, now_s
+        self._nuisances = min(limits.abusive_frames, self._nuisances + passed_s * limits.abusive_frames)
+        self._messages = min(2.0 * limits.messages_per_s, self._messages + passed_s * limits.messages_per_s)
+
+    def _nuisance(self, cost: float = 1.0) -> None:
+        """Charge something that costs us and not the client."""
+        self._nuisances -= cost
+        if self._nuisances < 0:
+            self._refill()
+            if self._nuisances < 0:
+                raise ProtocolViolation(ENHANCE_YOUR_CALM, "too much of that")
+
+    def on_failed_message(self) -> None:
+        """Charge a message that came to nothing: it cost as much as one that did not."""
+        try:
+            self._nuisance()
+        except ProtocolViolation as error:
+            self.go_away(error.code, str(error))
+
+    def count_message(self, cost: float) -> None:
+        """Charge a message of a request, and `cost` as a nuisance."""
+        if cost:
+            self._nuisance(cost)
+        self._messages -= 1
+        if self._messages < 0:
+            self._refill()
+            if self._messages < 0:
+                raise ProtocolViolation(ENHANCE_YOUR_CALM, "too many messages")
+
+    def earn(self, frames: int) -> None:
+        """Useful work earns nuisances: a client that reads large responses says so with many window updates."""
+        self._nuisances = min(self.limits.abusive_frames, self._nuisances + frames)
+
+    # ------------------------------------------------------------------- timeouts
 
     def check_timeouts(self, now_s: float) -> None:
         """Enforce timeouts, once a second."""
         self.now_s = now_s
-        self._abusive_frames = 0
         if self._transport is None:
             return
-        if self._blocked_since_s and now_s - self._blocked_since_s > self.limits.write_s:
+        is_unread = self._blocked_since_s and now_s - self._blocked_since_s > self.limits.write_s
+        if is_unread or (self._closing_since_s and now_s - self._closing_since_s > LINGER_S):
             self._transport.abort()
             return
+        if self._is_waiting:
+            return  # it waits for us
         if self._is_stuck():
             self.go_away(ENHANCE_YOUR_CALM, "too slow")
             return

@@ -57,6 +57,10 @@ class HpackDecoder:
         self._cached: dict[bytes, Headers] = {}
         self.has_own_headers = False  #: a name that begins as ours do has come at some time
 
+    def remembers(self, block: bytes) -> bool:
+        """Whether a block needs no decoding."""
+        return block in self._cached
+
     def decode(self, block: bytes) -> Headers | None:
         """The headers; None: more than a request may have (the table is updated all the same)."""
         known = self._cached.get(block)
@@ -74,7 +78,7 @@ class HpackDecoder:
 
     def _decode(self, block: bytes) -> tuple[Headers | None, bool]:
         headers: Headers = []
-        total = at = 0
+        total = at = resizes = 0
         has_taught = False
         while at < len(block):
             first = block[at]
@@ -83,7 +87,8 @@ class HpackDecoder:
                 pair = self._at(index)
             elif first & 0xE0 == 0x20:
                 size, at = _integer(block, at, 5)
-                if size > TABLE_BYTES or headers:
+                resizes += 1
+                if size > TABLE_BYTES or headers or resizes > 2:
                     raise ValueError("table size")
                 self._limit = size
                 self._shrink()
@@ -188,60 +193,55 @@ _CODE_LENGTHS = (
 _END_SYMBOL = 256
 
 
+Transition = tuple[int, bytes]
+"""Next state and decoded symbols; a state is the bits that are left over, behind a 1."""
+
+_INVALID: Transition = (0, b"")
+
+
 @cache
-def _codes() -> dict[tuple[int, int], int]:
-    """Symbols by length and code."""
+def _codes() -> dict[int, int]:
+    """Symbols by their codes, each behind a 1, so that leading zeros count."""
     lengths = [ord(letter) - ord("<") for letter in _CODE_LENGTHS]
-    found: dict[tuple[int, int], int] = {}
+    found: dict[int, int] = {}
     code = last = 0
     for symbol in sorted(range(len(lengths)), key=lambda symbol: (lengths[symbol], symbol)):
         code <<= lengths[symbol] - last
         last = lengths[symbol]
-        found[last, code] = symbol
+        found[1 << last | code] = symbol
         code += 1
     return found
 
 
-@cache
-def _short_codes() -> list[tuple[int, int]]:
-    """Symbol and length for every eight bits that begin with a code of at most eight; length 0 for a longer one."""
-    table = [(0, 0)] * 256
-    for (length, code), symbol in _codes().items():
-        if length <= 8:
-            first = code << (8 - length)
-            table[first : first + (1 << (8 - length))] = [(symbol, length)] * (1 << (8 - length))
-    return table
+class _Transitions(dict[int, Transition]):
+    """Transitions of the decoder by state and byte, made when they are first needed: 256 states of 256 bytes at most."""
+
+    def __missing__(self, key: int) -> Transition:
+        state, byte, codes, out = key >> 8, key & 0xFF, _codes(), bytearray()
+        for bit in range(7, -1, -1):
+            state = state << 1 | byte >> bit & 1
+            symbol = codes.get(state)
+            if symbol is not None:
+                if symbol == _END_SYMBOL:
+                    made = self[key] = _INVALID
+                    return made
+                out.append(symbol)
+                state = 1
+        made = self[key] = (state, bytes(out))
+        return made
+
+
+_transitions = _Transitions()
 
 
 def huffman_decode(data: bytes) -> bytes:
     """Decode; raises ValueError for an invalid code, an end symbol inside, or wrong padding."""
-    short, codes = _short_codes(), _codes()
-    out = bytearray()
-    held = count = 0  #: bits that are not decoded yet, and how many
+    transitions, out, state = _transitions, [], 1
     for byte in data:
-        held = held << 8 | byte
-        count += 8
-        while count >= 8:
-            symbol, length = short[held >> (count - 8)]
-            if not length:
-                length = next((size for size in range(10, min(count, 30) + 1) if (size, held >> (count - size)) in codes), 0)
-                if not length:
-                    break  # more of it must follow
-                symbol = codes[length, held >> (count - length)]
-            if symbol == _END_SYMBOL:
-                raise ValueError("the end inside a Huffman code")
-            out.append(symbol)
-            count -= length
-            held &= (1 << count) - 1
-        if count > 40:
-            raise ValueError("not a Huffman code")
-    while 0 < count < 8:
-        symbol, length = short[held << (8 - count) | 0xFF >> count]
-        if not length or length > count:
-            break
-        out.append(symbol)
-        count -= length
-        held &= (1 << count) - 1
-    if count > 7 or held != (1 << count) - 1:
+        state, symbols = transitions[state << 8 | byte]
+        if not state:
+            raise ValueError("the end inside a Huffman code")
+        out.append(symbols)
+    if state & (state + 1) or state > 0xFF:  # what is left must be up to seven ones
         raise ValueError("not a Huffman code")
-    return bytes(out)
+    return b"".join(out)

@@ -11,10 +11,19 @@ if TYPE_CHECKING:
     from lamina.server.http2.connection import Http2Connection
 
 
+EMPTY_MESSAGE = 4.0
+"""Nuisances of an empty message: it is handled like one with a request in it."""
+
+EARNED_BY_RESPONSE = 4
+"""Nuisances that a response earns its client, beside one for each KiB: window updates, pings, a late reset."""
+
+
 class StreamReceiver(Protocol):
     """What a service makes of a stream. All of it is called on the loop's thread."""
 
-    def on_data(self, piece: bytes) -> None: ...
+    def on_data(self, piece: bytes) -> bool:
+        """A piece of the request. False: there is more work in it than this turn has time for; called again, with nothing, in the
+        next one."""
 
     def on_end(self) -> None:
         """The request is complete."""
@@ -34,6 +43,8 @@ class Http2Stream:
         "_head",
         "_out",
         "_trailers",
+        "expected_bytes",
+        "has_ended",
         "has_started",
         "held_bytes",
         "id",
@@ -52,6 +63,8 @@ class Http2Stream:
         self.id = id
         self.receiver: StreamReceiver | None = None
         self.held_bytes = 0  #: bytes of its request that were not given back
+        self.expected_bytes: int | None = None  #: by its content-length
+        self.has_ended = False  #: its request has: no frame of it may follow
         self.receive_window = connection.limits.stream_window
         self.send_window = window  #: bytes the client would take
         self.last_data_s = connection.now_s  #: when its request last moved
@@ -68,6 +81,26 @@ class Http2Stream:
     def may_have_own_headers(self) -> bool:
         """Some request of this connection has had a `lamina-` header."""
         return self._connection.decoder.has_own_headers
+
+    @property
+    def has_time(self) -> bool:
+        """Whether this turn of the loop has time left for the connection."""
+        return self._connection.has_time
+
+    def count_message(self, size: int) -> None:
+        """Count a message of the request; raises `ProtocolViolation` when there are too many, above all empty ones."""
+        self._connection.count_message(0.0 if size else EMPTY_MESSAGE)
+
+    def on_failed_message(self) -> None:
+        self._connection.on_failed_message()
+
+    def expect_length(self, header: bytes | None) -> bool:
+        """Take note of a content-length; False: it is none."""
+        if header is not None:
+            if not header.isdigit() or len(header) > 15:
+                return False
+            self.expected_bytes = int(header)
+        return True
 
     def begin(self, headers: bytes) -> None:
         """Start the response; `headers` is an encoded block, sent with what follows."""
@@ -96,6 +129,7 @@ class Http2Stream:
             connection.send_window -= size
             body = frame(DATA, 0, self.id, data) if data else b""
             connection.write(self._head + body + self._trailers)
+            connection.earn(EARNED_BY_RESPONSE + size // 1_024 if size else 0)
             connection.close_stream(self)
             return
         self._out += data
@@ -114,10 +148,15 @@ class Http2Stream:
             del self._out[:size]
             self.send_window -= size
             connection.send_window -= size
+            connection.earn(size // 1_024)
         if not self._out and self._trailers:
             parts.append(self._trailers)
         connection.write(b"".join(parts))
-        if not self._out and self._trailers:
+        if self._out:
+            if self.send_window > 0:
+                connection.block(self)
+        elif self._trailers:
+            connection.earn(EARNED_BY_RESPONSE)
             connection.close_stream(self)
 
     def credit(self, size: int) -> None:
