@@ -49,6 +49,14 @@ class UnknownEncoding(LaminaError):
     code = "unknown-encoding"
 
 
+def checked_text(field: str, text: str) -> str:
+    """A text that every store can hold: no NUL, which PostgreSQL has no place for, and no half of a surrogate pair, which is no
+    Unicode. The same for all stores: what one takes must not be lost when it is moved to another."""
+    if "\0" in text or (not text.isascii() and any("\ud800" <= one <= "\udfff" for one in text)):
+        raise BadValue(f"{field}: {text[:60]!r} has a NUL or half a surrogate pair", hint="leave such characters out")
+    return text
+
+
 _READ_ERRORS: Final = {
     errno.ENOENT: "no file {!r}",
     errno.ENOTDIR: "no file {!r}",

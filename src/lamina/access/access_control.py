@@ -1,6 +1,6 @@
 """Access control: authentication, sessions, tenants and secrets. Answers come from memory; changes are written first.
 
-One server writes a store at a time, so what it has read at its start and changed since is the truth.
+One server writes a store at a time, so what it has read when it took the lead, and changed since, is the truth.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ class AccessControl:
         self.on_change: list[Callable[[], None]] = []  #: called after every change
         self.daily_usage: dict[str, float] = {}  #: units x microseconds of tenants with a daily limit, as saved before this start
 
-    async def load(self) -> None:
+    async def load(self, *, afresh: bool = False) -> None:
+        """Load all there is. With `afresh` also the usage of the day, as at the first time: another server has led since."""
+
         def work(db: Session) -> tuple[dict[str, Person], dict[str, Token], dict[str, Tenant], dict[str, Secret]]:
             return (
                 access_store.read_all(db, Person),
@@ -106,7 +108,7 @@ class AccessControl:
 
         self.people, tokens, self.tenants, self.secrets = await self.read(work)
         self.tokens = {token.digest: token for token in tokens.values()}
-        if not self._loaded:
+        if afresh or not self._loaded:
             self._loaded = True
             self.daily_usage = await self.read(lambda db: access_store.read_usage(db, self.now_us() - DAY_US))
         for tell in self.on_change:

@@ -20,7 +20,7 @@ import msgspec
 
 from lamina.cli._server_config import EngineOptions, ListenOptions, ObserveOptions, ServerConfig, SourceOptions
 from lamina.cli._shared import policy_options
-from lamina.errors import BadValue, LaminaError
+from lamina.errors import BadValue, LaminaError, NotLeader
 from lamina.types import DeviceSpec, FunctionSpec
 from lamina.units import show_bytes, show_us
 
@@ -38,8 +38,17 @@ log = logging.getLogger("lamina")
 FLUSH_S = 0.2
 """How often the event log is handed to the system."""
 
+RESTART = -1
+"""Of a server that another one has taken the lead from: it begins again, as its standby."""
+
+STEP_DOWN_S = 1.0
+"""How long calls in flight that need no lead may take when it is lost."""
+
 GC_AT = (20_000, 50, 100)
 """Thresholds of the garbage collector: calls in flight are many and leave no cycles, so frequent collections find nothing."""
+
+
+_STOPPING = "stopping: no new calls, finishing those in flight"
 
 
 def serve(config: ServerConfig) -> int:
@@ -58,7 +67,10 @@ def serve(config: ServerConfig) -> int:
         place = config.store.place
         store = None if place == "none" else open_store(place or default_location(app_path, runtime.app.name))
         with _otel_exporter(config.observe, runtime) as otel, asyncio.Runner(loop_factory=event_loop_factory()) as runner:
-            return runner.run(_Server(config, app_path, runtime, store, otel).serve())
+            code = runner.run(_Server(config, app_path, runtime, store, otel).serve())
+    if code == RESTART:  # with nothing in memory of the time in which it led
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    return code
 
 
 # ------------------------------------------------------------------------ app, runtime, traces
@@ -163,13 +175,15 @@ class _Server:
             await self._until(stop, gateway)
             if flushing is not None:
                 flushing.cancel()
-            self._note("stopping: no new calls, finishing those in flight")
+            is_deposed = gateway.deposed.is_set() and not stop.is_set()
+            grace_s = min(config.grace_s, STEP_DOWN_S) if is_deposed else config.grace_s
+            self._note("another server leads: starting again, as its standby" if is_deposed else _STOPPING)
             if admin is not None:
                 await admin.stop()
-            left = await gateway.stop(config.grace_s)
+            left = await gateway.stop(grace_s)
         if left:
-            self._note(f"gave up {left} calls after {config.grace_s:g}s")
-        return 0
+            self._note(f"gave up {left} calls after {grace_s:g}s")
+        return RESTART if is_deposed else 0
 
     async def _open(self, observer: Any) -> tuple[Gateway, AdminServer | None]:
         """Open the gateway, and the admin server beside it. Invalid options fail before anything is started."""
@@ -203,8 +217,9 @@ class _Server:
                 grpc_port=listen.grpc_port,
                 ingress=listen.ingress,
                 tls=listen.tls,
-                origins=parse_origins(listen.allow_hosts, listen.cors_origins),
+                origins=parse_origins(listen.host_names, listen.cors_origins),
                 memory_bytes=listen.memory_bytes,
+                advertised=listen.advertised,
             ),
             store=self._store,
             retention_us=self._config.store.retention_us,
@@ -221,7 +236,7 @@ class _Server:
             return gateway, None
         where: dict[str, Any] = {"host": management.admin_host, "port": management.admin_port}
         return gateway, await open_admin(
-            gateway, deployments, **where, tls=listen.tls, output=output, allow_hosts=listen.allow_hosts
+            gateway, deployments, **where, tls=listen.tls, output=output, allow_hosts=listen.host_names
         )
 
     def _deployments(self, access: AccessControl | None) -> Any:
@@ -248,10 +263,13 @@ class _Server:
                     raise
 
     async def _until(self, stop: asyncio.Event, gateway: Gateway) -> None:
-        """Wait for a signal, with a status line on a terminal."""
+        """Wait for a signal, or until another server leads, with a status line on a terminal."""
         has_status = sys.stderr.isatty() and not self._config.observe.as_json
         status = asyncio.create_task(status_line(gateway)) if has_status else None
-        await stop.wait()
+        waits = [asyncio.create_task(event.wait()) for event in (stop, gateway.deposed)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
         if status is not None:
             status.cancel()
             click.echo("\r\033[K", err=True, nl=False)
@@ -267,7 +285,13 @@ class _Server:
         """Tell the terminal, or with `--json` the program that started it, that the server is ready."""
         if self._config.observe.as_json:
             names = [target.name for target in gateway.targets.all]
-            told = {"url": gateway.url, "admin_url": admin_url, "grpc_port": gateway.grpc_port, "targets": names}
+            told = {
+                "url": gateway.url,
+                "admin_url": admin_url,
+                "grpc_port": gateway.grpc_port,
+                "targets": names,
+                "role": gateway.role,
+            }
             click.echo(msgspec.json.encode(told).decode())
             sys.stdout.flush()
             return
@@ -318,6 +342,9 @@ def introduce(gateway: Gateway, policy: str, label: str) -> None:
 
 
 def _say_where_runs_are(store: Store) -> None:
+    if isinstance(store.down, NotLeader):
+        click.echo(f"  standby   {store.down.leader or 'another server'} leads, on {store.name}; takes over when that has gone")
+        return
     if store.down is None:
         click.echo(f"  runs      kept in {store.name}")
         return

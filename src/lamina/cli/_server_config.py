@@ -5,10 +5,12 @@ The names of fields are those of the command's parameters, so an option is added
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from lamina.errors import BadValue
 from lamina.units import parse_bytes, parse_us, show_bytes
@@ -59,6 +61,22 @@ class ListenOptions:
     tls_key: Path | None
     allow_hosts: tuple[str, ...]  #: names besides the address itself
     cors_origins: tuple[str, ...]  #: of web pages that may call
+    advertise: str | None
+
+    @property
+    def advertised(self) -> str:
+        """Where clients reach this server when it leads; "": where it listens."""
+        if self.advertise:
+            if not self.advertise.startswith(("http://", "https://")):
+                raise BadValue(f"--advertise: {self.advertise!r} is no address", hint="write http://HOST:8700")
+            return self.advertise.rstrip("/")
+        return self.url.replace("127.0.0.1", socket.gethostname(), 1) if self.host in ("0.0.0.0", "::") else ""
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """Names besides the address itself that requests may be for; clients that follow the leader use the advertised one."""
+        name = urlsplit(self.advertised).hostname
+        return (*self.allow_hosts, name) if name else self.allow_hosts
 
     @property
     def tls(self) -> tuple[str, str] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,6 @@ import click
 import msgspec
 
 from lamina.cli import EXIT_FAILED
-from lamina.cli._from_server import from_server_option
 from lamina.cli._shared import FiniteFloat, InputFile, console
 from lamina.errors import BadValue
 
@@ -23,46 +21,33 @@ if TYPE_CHECKING:
 MAX_GPUS = 16
 """Where the search for the fewest GPUs gives up."""
 
-TARGET = 0.99
-MORE_ROOM = 1.25
-MAX_ATTEMPTS = 8
-"""A function whose calls miss the target is planned with this much more of its rate, so many times at most (six times in all)."""
-
 _FILE = click.Path(readable=False, path_type=Path)
 
 
 @click.command()
-@click.argument("tasks", required=False, type=InputFile("give a scenario (.toml), or a CSV of model,rate,SLO lines"))
+@click.argument("tasks", type=InputFile("give a scenario (.toml), or a CSV of model,rate,SLO lines"))
 @click.option("--policy", default="gpulet", show_default=True, help="gpulet, gpulet-noint, greedy_part, timesharing or frontier.")
 @click.option("--gpus", metavar="N | KIND=N,...", help="Available GPUs; default: as few as possible.")
 @click.option("--profiles", type=_FILE, help="Folder with the profiler's files, for a list of tasks by name.")
-@from_server_option
 @click.option("--glet-dir", type=_FILE, help="Folder with gpu-let's files: profiles, memory, inputs.")
 @click.option("--sched-config", type=_FILE, help="Flags of the scheduler; default: those of the policy.")
 @click.option("--device-config", type=_FILE, help="Kinds of GPUs; default: device-config.json in that folder.")
 @click.option("--network", type=FiniteFloat(min=0, min_open=True), help="Gbit/s of input a GPU can receive; default: no limit.")
 @click.option("--compat", is_flag=True, help="Plan exactly as the original does, defects included.")
-@click.option(
-    "--target",
-    type=FiniteFloat(0, 1, min_open=True),
-    help=f"Share of calls of every function or workflow to be within SLO; default {TARGET:g}.",
-)
-@click.option("--check", is_flag=True, help="Simulate the plan for longer, under the input's own loads.")
+@click.option("--check", is_flag=True, help="Simulate the plan, and report SLO attainment.")
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of that simulation.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 @click.option("--plot", type=_FILE, help="Draw the GPUs and their slices (.png or .svg).")
 def command(
-    tasks: Path | None,
+    tasks: Path,
     policy: str,
     gpus: str | None,
     profiles: Path | None,
-    server: str | None,
     glet_dir: Path | None,
     sched_config: Path | None,
     device_config: Path | None,
     network: float | None,
     compat: bool,
-    target: float | None,
     check: bool,
     seed: int,
     as_json: bool,
@@ -75,8 +60,6 @@ def command(
     Examples:
       lamina plan scenarios/quickstart.toml --check
       lamina plan tasks.csv --profiles profiles/v100 --gpus 4
-      lamina plan tasks.csv --profiles profiles/h200 --policy frontier --target 0.999
-      lamina plan --from-server http://127.0.0.1:8700
     """
     from lamina.cli import _plan_report as show
     from lamina.planner.partitioning.catalogue import WHOLE
@@ -85,18 +68,11 @@ def command(
         from lamina.sim.plot import check_path
 
         check_path(plot)
-    if server is not None:
-        given = _read_from_server(tasks, policy, server, network or 0.0, compat)
-    elif tasks is not None:
-        given = _read(tasks, policy, profiles, glet_dir, sched_config, device_config, network or 0.0, compat)
-    else:
-        raise click.UsageError("nothing to plan for: give TASKS, or --from-server URL")
+    given = _read(tasks, policy, profiles, glet_dir, sched_config, device_config, network or 0.0, compat)
     wanted = _gpus(gpus, given)
-    if compat and target is not None:
-        raise BadValue("--target: the original plans for no attainment", hint="leave --compat or --target out")
-    kinds, plan, estimate = _find(given, wanted, compat, target or TARGET)
+    kinds, plan = _find(given, wanted, compat)
     units = {kind: known.cuts[WHOLE] for kind, known in given.catalogue.kinds.items()}
-    told = show.PlanReport(policy, plan, kinds, units, given.prices, estimate, target or TARGET)
+    told = show.PlanReport(policy, plan, kinds, units, given.prices, given.rates)
     if not plan.schedulable and not plan.aborted and not (compat and as_json):
         told = _advise(given, told, wanted)
     if check and plan.schedulable:
@@ -107,7 +83,7 @@ def command(
         console().print(show.tables(told))
     if plot is not None:
         show.save_plot(plan, policy, kinds, plot)
-    return EXIT_FAILED if not plan.schedulable or (target is not None and not told.meets_target) else 0
+    return 0 if plan.schedulable else EXIT_FAILED
 
 
 def _read(
@@ -137,25 +113,6 @@ def _read(
     raise BadValue("--profiles: profiles are needed", hint="name a folder with them, or with gpu-let's files (--glet-dir)")
 
 
-def _read_from_server(tasks: Path | None, policy: str, url: str, network_gbit: float, compat: bool) -> PlanInput:
-    """Input with the profiles that a server has learnt; without TASKS, with all else that it serves and has."""
-    from lamina.cli import _from_server as server
-    from lamina.cli import _plan_input as source
-    from lamina.sim import scenario
-
-    source.check_policy(policy)
-    if compat:
-        raise BadValue("--compat: the original reads its own files only", hint="leave --from-server out")
-    if tasks is None:
-        return source.from_scenario(server.scenario_from_server(url), policy, network_gbit)
-    if tasks.suffix == ".toml":
-        return source.from_scenario(server.with_server_profiles(scenario.read(tasks), url), policy, network_gbit)
-    found = server.fetch_snapshot(url)
-    return source.from_known_profiles(
-        tasks, found.profiles, policy, network_gbit, {one.kind: one for one in found.devices}, f"--from-server {url}"
-    )
-
-
 def _gpus(text: str | None, given: PlanInput) -> list[str] | None:
     """Kinds of the GPUs; None: to be found."""
     if text is None:
@@ -178,46 +135,21 @@ def _gpus(text: str | None, given: PlanInput) -> list[str] | None:
     return sorted(kinds)
 
 
-def _find(
-    given: PlanInput, gpus: list[str] | None, compat: bool, target: float
-) -> tuple[Sequence[str], PartitionPlan, show.PlanCheck | None]:
-    """Plan, kinds of its GPUs, and estimate: on the GPUs that are given, else on as few as possible.
-
-    Planners know rates and rounds, not bursts in a row. So a plan is tried out at the peak rates, in a short simulation, and
-    functions whose calls miss the target get more room until all meet it. If that fits nowhere, the best plan is returned.
-    """
-    from lamina.cli import _plan_report as show
-
+def _find(given: PlanInput, gpus: list[str] | None, compat: bool) -> tuple[Sequence[str], PartitionPlan]:
+    """Plan on the GPUs that are given; the original takes them from its configuration; else as few as possible."""
     if gpus is None and compat and not given.own:
         raise BadValue("--compat: the scheduler configuration names no GPUs", hint="add --gpus")
-    if compat:
-        gpus = gpus or given.own
-        return gpus, given.planner.plan(given.tasks, gpus), None
-    best: tuple[Sequence[str], PartitionPlan, show.PlanCheck | None] | None = None
-    room: dict[str, float] = {}
-    for _ in range(MAX_ATTEMPTS):
-        tasks = [replace(task, rate=task.rate * room.get(given.name_of(task), 1.0)) for task in given.tasks]
-        kinds: Sequence[str]
-        if gpus is not None:
-            kinds, plan = gpus, given.planner.plan(tasks, gpus)
-        else:
-            kinds, plan = given.planner.plan_fewest_gpus(tasks, sorted(set(given.own or given.kinds)), MAX_GPUS)
-        if not plan.schedulable:
-            return best or (kinds, plan, None)
-        estimate = show.estimate_plan(given, plan, kinds)
-        if best is None or best[2] is None or estimate.worst > best[2].worst:
-            best = (kinds, plan, estimate)
-        short = [name for name, attainment in estimate.by_function.items() if attainment < target]
-        if not short:
-            return kinds, plan, estimate
-        for function in given.functions_of(short):
-            room[function] = room.get(function, 1.0) * MORE_ROOM
-    assert best is not None, "there is always an attempt"
-    return best
+    if gpus is None and compat:
+        gpus = given.own
+    if gpus is not None:
+        return gpus, given.planner.plan(given.tasks, gpus)
+    return given.planner.plan_fewest_gpus(given.tasks, sorted(set(given.own or given.kinds)), MAX_GPUS)
 
 
 def _advise(given: PlanInput, told: show.PlanReport, wanted: list[str] | None) -> show.PlanReport:
     """Advice for a plan that does not fit: the largest scale of all rates, or the number of GPUs needed."""
+    from dataclasses import replace
+
     told = replace(told, scale=given.planner.largest_scale(given.tasks, told.kinds))
     if wanted is None or not told.plan.headroom:  # every number was tried, or none would help
         return told

@@ -49,6 +49,9 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
 )
 @click.option("--no-probe", is_flag=True, help="Do not time functions without a profile on their examples() at load.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; any but loopback requires tokens.")
+@click.option(
+    "--advertise", metavar="URL", help="Where clients reach this server, told by its standby; default: where it listens."
+)
 @click.option("--port", type=PORT, default=8700, show_default=True, help="Port to listen on; 0 lets the system choose.")
 @click.option("--grpc-port", type=PORT, help="Serve the Open Inference Protocol over gRPC on this port as well.")
 @click.option(

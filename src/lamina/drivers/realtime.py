@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from time import monotonic_ns
 from typing import Any, Protocol
 
@@ -37,10 +37,10 @@ from lamina.core.flight_recorder import BLOCK, FlightRecorder
 from lamina.core.scheduling.jobs import RunDefects
 from lamina.core.workflow.flow import Flow
 from lamina.core.workflow.runs import ROOT
-from lamina.drivers.driver import INTERNAL, Driver, EventObserver, OnEnd
+from lamina.drivers.driver import INTERNAL, Driver, Ending, EventObserver, OnEnd
 from lamina.drivers.engine import Engine
 from lamina.drivers.timer import Timer, clock_us
-from lamina.errors import PolicyError
+from lamina.errors import LaminaError, PolicyError
 from lamina.types import NEVER_US, Call
 from lamina.values.references import ErrorInfo
 from lamina.values.run_values import RunValues
@@ -79,6 +79,8 @@ class RealtimeDriver(Driver):
         self.capacity_generation = 0  #: of events that may let more be admitted: no arrivals, nor events that led to nothing
         self._interceptor = interceptor
         self._append_journal: Callable[[AppendJournal], None] = _no_journal
+        self._unconfirmed: Container[str] = ()
+        self._confirm: Callable[[str, Callable[[LaminaError | None], None]], None] = _no_confirm
         self._inbox: deque[Event | ResolveData] = deque()
         self._is_handling = False
         self._origin_us = clock_us()
@@ -102,6 +104,12 @@ class RealtimeDriver(Driver):
     def set_journal(self, append: Callable[[AppendJournal], None]) -> None:
         """Journal durable runs with this function, which posts `Journaled` when an entry is on disk."""
         self._append_journal = append
+
+    def set_barrier(
+        self, unconfirmed: Container[str], confirm: Callable[[str, Callable[[LaminaError | None], None]], None]
+    ) -> None:
+        """Let the answers of these calls wait until `confirm` calls back. With an error, the call has failed with that."""
+        self._unconfirmed, self._confirm = unconfirmed, confirm
 
     def now_us(self) -> int:
         return time.monotonic_ns() // 1000 - self._origin_us  # `clock_us`, without a call: asked seven times a request
@@ -232,7 +240,10 @@ class RealtimeDriver(Driver):
     def _perform(self, action: Action) -> None:
         kind = type(action)
         if kind is Reply or kind is FailCall or kind is Reject:
-            self._end(self.data, action)  # type: ignore[arg-type]
+            if action.call_id in self._unconfirmed:  # type: ignore[union-attr]
+                self._end_confirmed(action)  # type: ignore[arg-type]
+            else:
+                self._end(self.data, action)  # type: ignore[arg-type]
         elif kind is StartBatch:
             self.engine.perform(action)
         elif kind is WakeAt:
@@ -244,6 +255,15 @@ class RealtimeDriver(Driver):
             self._append_journal(action)  # type: ignore[arg-type]
         else:
             self.engine.perform(action)
+
+    def _end_confirmed(self, ending: Ending) -> None:
+        """End a call that has read or changed state, when that is confirmed. Its values are there until then."""
+
+        def confirmed(error: LaminaError | None) -> None:
+            failed = error is not None and isinstance(ending, Reply)
+            self._end(self.data, FailCall(ending.call_id, error.code) if failed and error is not None else ending)
+
+        self._confirm(ending.call_id, confirmed)
 
     def _tick(self) -> None:
         self.post(Tick())
@@ -278,6 +298,10 @@ def _call_of(event: Event | ResolveData) -> str:
     if isinstance(event, CallArrived | CallRecovered):
         return event.call.id
     return event.call_id if isinstance(event, DataResolved | ResolveData | Journaled | ReplayDone) else ""
+
+
+def _no_confirm(call_id: str, done: Callable[[LaminaError | None], None]) -> None:
+    raise AssertionError(f"{call_id} is to be confirmed, and there is nothing to confirm it")
 
 
 def _no_journal(action: AppendJournal) -> None:

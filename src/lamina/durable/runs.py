@@ -29,7 +29,7 @@ from lamina.drivers.driver import INTERNAL, Ending
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.durable.loader import RunLoader
 from lamina.durable.recovery import RunRecovery, shift_times
-from lamina.errors import Conflict, LaminaError
+from lamina.errors import Conflict, LaminaError, LeadershipLost, StoreDown
 from lamina.store import runs as stored
 from lamina.store.base import Done, Session, Store, Work
 from lamina.store.runs import LoadedRun, RunRow
@@ -53,8 +53,8 @@ MAX_RUNS, MAX_JOBS, MAX_BYTES = 512, 4_096, 256 * 2**20
 enough to search, and fewer than make a queue full for calls with a client that waits."""
 
 
-SameTransaction = tuple[Work[None], Callable[[], None]]
-"""More work for the transaction of a journal entry, and what to do when it is on disk."""
+SameTransaction = tuple[Work[None], Done[None]]
+"""More work for the transaction of a journal entry, and what to do when it is on disk, or cannot be."""
 
 
 def _nothing(db: Session) -> None:
@@ -69,7 +69,7 @@ def _both(first: Work[None], second: Work[None]) -> Work[None]:
     return work
 
 
-_NOTHING: SameTransaction = (_nothing, lambda: None)
+_NOTHING: SameTransaction = (_nothing, lambda error: None)
 
 
 @dataclass(slots=True)
@@ -121,6 +121,11 @@ class ResidentRuns:
             self.remove(id)
 
 
+def _log_unkept(id: str, what: str, error: LaminaError) -> None:
+    if not isinstance(error, LeadershipLost):  # which is said once, and the run goes on elsewhere
+        log.error("run %s: %s cannot be kept: %s", id, what, error)
+
+
 class DurableRuns:
     """All durable runs of a server. `describe` makes what clients are told of an ending without a result, with the details of
     the error where they are not those of its step. `same_transaction` is asked, by call, scope and node, for more to be written
@@ -149,7 +154,7 @@ class DurableRuns:
         self._resident = ResidentRuns(driver.controller.state, driver.controller.flows)
         self.loader = RunLoader(store, self._start_run, self._resident.has_room)
         self._listeners: dict[str, list[Callable[[], None]]] = {}  #: by run: called when its end is on disk
-        self._is_started = self._is_closing = self._is_loading_soon = False
+        self._is_open = self._is_started = self._is_closing = self._is_loading_soon = False
         self._applying = ("", 0)  #: the run whose journal is applied just now, and the number of that entry
         self._cancelled: set[str] = set()
         self._last_id_us = 0
@@ -159,9 +164,15 @@ class DurableRuns:
         )
         driver.set_journal(self._append_journal)
 
+    def open(self) -> None:
+        """Let runs start: this server leads, and what their steps need has been read. Until then none is accepted or taken up."""
+        self._is_open = True
+        if self.store.exists:
+            self.start()
+
     def start(self) -> None:
-        """Recover runs of an earlier server. Does not wait for the store. Called again, it does nothing."""
-        if self._is_started:
+        """Recover runs of an earlier server, if it is time. Does not wait for the store. Called again, it does nothing."""
+        if self._is_started or not self._is_open:
             return
         self._is_started = True
         self.store.write(stored.recover, self._on_recovered, required=True)
@@ -203,8 +214,8 @@ class DurableRuns:
     def accept(self, row: RunRow, inputs: dict[str, bytes], key: str, digest: str, done: Done[RunRow]) -> None:
         """Accept a new run, without id and times. `done` gets it once it is on disk, or the one its key was used for."""
         self.start()
-        if self.store.down is not None:
-            done(self.store.down)
+        if self.store.down is not None or not self._is_open:
+            done(self.store.down or StoreDown("runs: those of an earlier server have not been read yet", hint="try again"))
             return
         row = msgspec.structs.replace(row, id=self._new_id(), state="queued", created_us=self.wall_us())
         name, body = self._recovery.flow_digest(row.target) if row.kind == "workflow" else ("", b"")
@@ -296,12 +307,11 @@ class DurableRuns:
 
         def on_disk(error: LaminaError | None) -> None:
             run.unwritten -= 1
-            if error is None:
-                then()
+            then(error)
             if self._resident.runs.get(id) is not run:
                 return
             if error is not None:
-                log.error("run %s: a step cannot be kept: %s", id, error)
+                _log_unkept(id, "a step", error)
                 self._driver.cancel(id)
             elif not self._is_closing:
                 self._apply(id, number, entry)
@@ -346,8 +356,8 @@ class DurableRuns:
 
         def on_disk(error: LaminaError | None) -> None:
             if error is not None:
-                log.error("run %s: its end cannot be kept: %s", id, error)
-            then()
+                _log_unkept(id, "its end", error)
+            then(error)
             self._notify(id)
 
         self.store.write(stored.end_statement(id, record) if is_plain else work, on_disk, required=True)
@@ -435,6 +445,13 @@ class DurableRuns:
     def _fire(self, then: Callable[[], None]) -> None:
         if not self._is_closing:
             then()
+
+    def abandon(self) -> None:
+        """Leave all runs as they are: another server leads, and takes them up. Nothing more is written here."""
+        self._is_closing = True
+        self.loader.close()
+        for id in list(self._resident.runs):
+            self._driver.cancel(id)
 
     async def stop(self, grace_s: float) -> None:
         """Let running steps end and journal them; then leave runs as they are, for recovery at the next start."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from lamina.core.lifecycle import InstancePhase
 from lamina.drivers.driver import Ending, EventObserver
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.durable.runs import RETENTION_US, DurableRuns
+from lamina.errors import LaminaError, NotLeader, StoreDown
 from lamina.gateway.auth import Authenticator, sync_tenant_limits
 from lamina.gateway.auth import check_host as check_host
 from lamina.gateway.ingress.supervisor import IngressSupervisor
@@ -46,10 +49,15 @@ from lamina.server.process_status import ProcessStatus, default_memory_budget
 from lamina.state.triggers import Triggers, open_triggers
 from lamina.store.base import Store
 
+log = logging.getLogger("lamina")
+
 TRIM_EVERY_S = 2.0
 
-Prepare = Callable[[App, RealtimeDriver, TargetRegistry], Awaitable[None]]
-"""Deploys what an earlier server had deployed, before any call comes, new or left over."""
+USERS_S = 2.0
+"""How often a standby reads users and tokens."""
+
+Prepare = Callable[[App, RealtimeDriver, TargetRegistry], Awaitable[Callable[[Triggers], None]]]
+"""Deploys what an earlier server had deployed, before any call comes, new or left over; returns what is to get the triggers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +72,7 @@ class ListenConfig:
     limits: HttpLimits = HttpLimits()
     origins: OriginSettings = OriginSettings()  #: host names and web pages besides its own
     memory_bytes: int = 0  #: budget for what clients make the server hold; 0: a part of the memory there is
+    advertised: str = ""  #: where clients reach it, if that is not where it listens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +96,7 @@ class Gateway:
         access: AccessControl | None,
         observers: GatewayObservers,
         full_errors: bool,
+        prepare: Prepare | None = None,
     ) -> None:
         auth = Authenticator(access, requires_token=check_host(listen.host, access))
         limits, tracer = listen.limits, observers.tracer
@@ -176,32 +186,37 @@ class Gateway:
                 check_head=auth.check_head,
             )
         self.triggers: Triggers | None = None
+        self.deposed = asyncio.Event()  #: another server leads: this one is of no more use, and is to be started again
         self._runtime = runtime
         self._access = access
         self._listen = listen
+        self._store = store
+        self._prepare = prepare
+        self._on_triggers: list[Callable[[Triggers], None]] = []
+        self._is_serving_apps = self._is_active = False
+        self._tasks: list[asyncio.Task[None]] = []  #: of a standby
+        if store is not None:
+            store.watch(self._on_term)
+            loop.set_barrier(runtime.state.unconfirmed, runtime.state.confirm_call)
 
     @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self._listen.tls is not None else 'http'}://{host}:{self.port}"
 
-    def is_ready(self) -> bool:
-        return not self.process.is_closing and has_required_instances(self.driver.controller, self.targets.optional_functions())
+    @property
+    def role(self) -> str:
+        return "standby" if self.process.is_standby else "leader"
 
-    async def start(self, prepare: Prepare | None = None) -> None:
-        """Start the runtime, recover what an earlier server left, then listen."""
+    def is_ready(self) -> bool:
+        return self.process.refusal is None and has_required_instances(self.driver.controller, self.targets.optional_functions())
+
+    async def start(self) -> None:
+        """Start the runtime; recover what an earlier server left, or stand by while another leads; then listen."""
         listen = self._listen
         await self._runtime.start()
         try:
-            if self._access is not None:
-                sync_tenant_limits(self._access, self.driver)
-            if prepare is not None:
-                await prepare(self.app, self.driver, self.targets)
-            if self.durable is not None:
-                await self._runtime.state.open(self.durable.store)
-                if self.durable.store.exists:
-                    self.durable.start()
-            self.triggers = open_triggers(self.app, self._runtime.state, self.driver, self.durable)
+            await self._take_role()
             self.process.track_lag()
             self._trim_shared_memory()
             if self.ingress is not None:
@@ -212,6 +227,7 @@ class Gateway:
                 self.port = await self.server.start(self.host, listen.port, **secured)
                 if listen.grpc_port is not None:
                     self.grpc_port = await self.oip.open_grpc(self.host, listen.grpc_port, listen.tls, listen.origins)
+            self._advertise()
         except BaseException:  # no caller knows what has been started by now
             await self.stop(0.0)
             raise
@@ -223,11 +239,110 @@ class Gateway:
             refs.trim()
             asyncio.get_running_loop().call_later(TRIM_EVERY_S, self._trim_shared_memory)
 
+    # ------------------------------------------------------------------ the lead
+
+    async def _take_role(self) -> None:
+        """Lead, stand by, or serve calls alone: a store that cannot be used now keeps no runs, but a call needs none."""
+        store = self._store
+        if store is not None and store.exists:
+            store.start()
+            await store.opened()
+            if not store.term:
+                down = store.down
+                self._runtime.state.set_down(down or StoreDown(f"store {store.name}: it does not answer", hint="try again later"))
+                if isinstance(down, NotLeader):
+                    self.process.stand_by(self._not_leader)
+                    self._tasks.append(asyncio.create_task(self._follow_users()))
+                else:
+                    await self._serve_apps()
+                return
+        await self._activate()
+
+    def _on_term(self, term: int) -> None:
+        """The store says that this server leads, or no longer does."""
+        store = self._store
+        assert store is not None
+        if not term:
+            if self._is_active:
+                self._step_down()
+        elif self._is_active or (self._is_serving_apps and self._prepare is not None):
+            if store.succeeds:  # another server has led since this one began to serve
+                self._step_down()
+        elif self.port and not self.process.is_closing:
+            self._tasks.append(asyncio.create_task(self._take_over()))
+
+    async def _follow_users(self) -> None:
+        """Keep up with tokens while standing by: a token the leader takes must not be refused here as unknown."""
+        while self.process.is_standby and self._access is not None:
+            await asyncio.sleep(USERS_S)
+            with contextlib.suppress(LaminaError):
+                await self._access.load()
+
+    async def _take_over(self) -> None:
+        try:
+            await self._activate()
+            self._advertise()
+            log.warning("this server leads now")
+        except Exception:
+            log.exception("the lead cannot be taken over")
+            self._step_down()
+
+    async def _activate(self) -> None:
+        """Read all there is in the store, and only then serve: nothing that was known before counts."""
+        store = self._store
+        await self._serve_apps()
+        state = self._runtime.state
+        if self.durable is not None:
+            await state.open(self.durable.store)
+            self.durable.open()
+        self.triggers = open_triggers(self.app, state, self.driver, self.durable)
+        for then in self._on_triggers:
+            then(self.triggers)
+        self._is_active = True
+        if store is None or store.term or not store.exists:
+            self.process.lead()
+
+    async def _serve_apps(self) -> None:
+        """Serve users and apps as the store has them now."""
+        if self._access is not None:
+            if self._store is not None and self._store.exists:
+                await self._access.load(afresh=True)
+            if not self._is_serving_apps:
+                sync_tenant_limits(self._access, self.driver)
+        if self._prepare is not None and not self._is_serving_apps:
+            self._on_triggers.append(await self._prepare(self.app, self.driver, self.targets))
+        self._is_serving_apps = True
+
+    def _step_down(self) -> None:
+        """Another server leads: take nothing more, start nothing more, and leave all runs to it."""
+        if self.deposed.is_set() or self.process.is_closing:
+            return
+        self.process.stand_by(self._not_leader)
+        if self.triggers is not None:
+            self.triggers.close()
+        if self.durable is not None:
+            self.durable.abandon()
+        self._runtime.state.set_down(self._not_leader())
+        self.deposed.set()
+
+    def _not_leader(self) -> NotLeader:
+        """The refusal of a standby, with the leader's address as it is known now."""
+        known = self._store.leader if self._store is not None else ""
+        hint = f"ask {known}" if known else "ask that one, or try again in a moment"
+        return NotLeader(f"this server stands by; another leads{f', at {known}' if known else ''}", leader=known, hint=hint)
+
+    def _advertise(self) -> None:
+        if self._store is not None:
+            self._store.advertise(self._listen.advertised or self.url)
+
     async def stop(self, grace_s: float = 30.0) -> int:
         """Accept nothing new, finish what was accepted, then end the workers; returns how many calls were cancelled."""
         if self.process.is_closing:
             return 0
         self.process.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.triggers is not None:
             self.triggers.close()
         await self.server.stop_accepting()
@@ -266,8 +381,8 @@ async def open_gateway(
     for `retention_us` after their end. `full_errors` tells clients what a function that failed has said.
     """
     listen, observers = listen or ListenConfig(), observers or GatewayObservers()
-    gateway = Gateway(runtime, listen, store, retention_us, access, observers, full_errors)
-    await gateway.start(prepare)
+    gateway = Gateway(runtime, listen, store, retention_us, access, observers, full_errors, prepare)
+    await gateway.start()
     return gateway
 
 

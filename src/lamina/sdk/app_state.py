@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 
 from lamina import encoding
-from lamina.errors import BadValue, Conflict, StoreDown
+from lamina.errors import BadValue, Conflict, StoreDown, checked_text
 
 MAX_KEY_CHARS = 512
 MAX_VALUE_BYTES = 2**20
@@ -262,7 +262,7 @@ class StateMap:
 def checked_key(key: str) -> str:
     if not isinstance(key, str) or not 1 <= len(key) <= MAX_KEY_CHARS:
         raise BadValue(f"state: key {str(key)[:60]!r}", hint=f"a text of 1 to {MAX_KEY_CHARS} characters")
-    return key
+    return checked_text("state: key", key)
 
 
 def checked_size(key: str, blob: bytes) -> bytes:

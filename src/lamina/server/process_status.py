@@ -1,4 +1,4 @@
-"""Status of a serving process: whether it is closing, and its loop lag.
+"""Status of a serving process: whether it takes work, and its loop lag.
 
 Under more load than a process can read, requests wait in the system's buffers, where no clock sees them; how late a timer of the
 event loop fires shows it.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from lamina.errors import Cancelled, LaminaError
 
 INTERVAL_S = 0.005
 BUDGET_SHARE = 0.25
@@ -25,9 +27,21 @@ class ProcessStatus:
     def __init__(self) -> None:
         self.lag_us = 0  #: how long bytes lie unread while this process is busy; part of every call's time
         self.is_closing = False  #: nothing new is accepted
+        self.is_standby = False  #: another server leads: nothing is known here, and nothing done
+        self.refusal: Callable[[], LaminaError] | None = None  #: why no work is taken
 
     def close(self) -> None:
         self.is_closing = True
+        if not self.is_standby:
+            self.refusal = lambda: Cancelled("shutting down", hint="try another server")
+
+    def stand_by(self, refusal: Callable[[], LaminaError]) -> None:
+        """Take no work, as long as another server leads."""
+        self.is_standby, self.refusal = True, refusal
+
+    def lead(self) -> None:
+        """Take work from now on."""
+        self.is_standby, self.refusal = False, None
 
     def track_lag(self) -> None:
         """Measure the lag with a timer: the figure rises at once and falls slowly."""

@@ -3,6 +3,9 @@
 A step's changes come with its result and are checked against what it has read; they are applied here at once and given to the
 store together with that result, in one transaction. So after a crash either both are there or neither, and then the step
 runs again. Changes that start a trigger go into the outbox in the same way.
+
+What leaves the server is confirmed first (`confirm`): what a client is told of the state is on disk by then, and the server still
+led when it was asked. So an answer is neither lost nor stale after another server has taken the lead.
 """
 
 from __future__ import annotations
@@ -18,10 +21,10 @@ import msgspec
 from msgspec import Struct
 
 from lamina.drivers.engine import TargetSource
-from lamina.errors import LaminaError, StoreDown
+from lamina.errors import LaminaError, LeadershipLost, StoreDown
 from lamina.sdk.app_state import UNKNOWN, StateCell, StateChange, StateKey, apply_change
 from lamina.store import kv, outbox
-from lamina.store.base import Session, Store
+from lamina.store.base import Done, Session, Store, Work
 from lamina.types import Call
 
 log = logging.getLogger("lamina")
@@ -31,6 +34,8 @@ CHANGES = "changes"
 
 MAX_DELETED = 10_000
 """Deleted keys whose versions are remembered: a step that has read one before must find out. No step lives that long."""
+
+LOAD_RETRY_S = 0.25
 
 MAX_UNWRITTEN = 100_000
 """Changes that may wait in memory for a store that is down."""
@@ -75,6 +80,10 @@ class KeyWatch:
     target: str
 
 
+def _ignore_result(result: object) -> None:
+    """Of a write that nothing waits for."""
+
+
 def _ignore(writes: list[StateWrite]) -> None:
     """Of changes that start something, without triggers."""
 
@@ -102,40 +111,37 @@ class StateTable:
         self.cells: dict[StateKey, StateCell] = {}
         self._pending: dict[str, dict[Step, list[StateWrite]]] = {}  #: by call
         self._deleted: dict[StateKey, None] = {}  #: cells of deleted keys, oldest first
-        self._unwritten = 0
+        self._unwritten = 0  #: changes that are not on disk yet
+        self._reloading: asyncio.Task[None] | None = None
+        self.unconfirmed: set[str] = set()  #: calls that have read or changed state, and whose answers are to be confirmed
 
     # ------------------------------------------------------------------- opening
 
     async def open(self, store: Store) -> None:
-        """Load the state, and persist changes from now on. Steps that need a state that cannot be read fail until it can."""
+        """Load the state, and persist changes from now on. Waits until it is there: steps that need it would fail."""
         self.persist_to(store)
         if store.exists:
-            await self._load(store)
+            await self._load(store.read)
+        self.down = None
 
     def persist_to(self, store: Store) -> None:
         """Persist changes from now on."""
         self._store = store
 
-    async def _load(self, store: Store) -> None:
-        loop = asyncio.get_running_loop()
-        first_try: asyncio.Future[None] = loop.create_future()
-
-        def done(found: list[kv.KvEntry] | LaminaError) -> None:
-            if isinstance(found, LaminaError):
-                self.set_down(found)
-                log.error("state: cannot be read now, and steps that need it will fail: %s", found)
-                loop.call_later(1.0, ask)
-            else:
+    async def _load(self, ask_store: Callable[[Work[list[kv.KvEntry]], Done[list[kv.KvEntry]]], None]) -> None:
+        while True:
+            answer: asyncio.Future[list[kv.KvEntry] | LaminaError] = asyncio.get_running_loop().create_future()
+            ask_store(_read_all, answer.set_result)
+            found = await answer
+            if not isinstance(found, LaminaError):
                 self.down = None
-                self.cells |= {(one.scope, one.key): StateCell(one.kind, one.value, one.version) for one in found}
-            if not first_try.done():
-                first_try.set_result(None)
-
-        def ask() -> None:
-            store.read(_read_all, done)
-
-        ask()
-        await first_try
+                self.cells = {(one.scope, one.key): StateCell(one.kind, one.value, one.version) for one in found}
+                return
+            self.set_down(found)
+            log.error("state: cannot be read now: %s", found)
+            if isinstance(found, LeadershipLost):
+                return
+            await asyncio.sleep(LOAD_RETRY_S)
 
     def set_down(self, why: LaminaError) -> None:
         """The state is unknown: it cannot be read from its store."""
@@ -178,6 +184,12 @@ class StateTable:
             return self.down
         if ops and self._unwritten >= MAX_UNWRITTEN:
             return StoreDown("state: the store cannot be written, and too many changes wait", hint="see the server's log")
+        call = self._call_of(call_id)
+        is_durable = call is not None and call.durable
+        if self._store is not None and not is_durable:
+            if ops and self._store.down is not None:
+                return self._store.down
+            self.unconfirmed.add(call_id)
         if any(self.read(self.resolve_key(function, call_id, scope, key)).version != version for scope, key, version in reads):
             return False
         fresh: dict[StateKey, StateCell] = {}
@@ -188,27 +200,41 @@ class StateTable:
         except LaminaError as error:
             return error
         if writes := self._apply(fresh):
-            call = self._call_of(call_id)
-            if call is not None and call.durable:
+            if is_durable:
                 self._pending.setdefault(call_id, {})[step] = writes
             else:
                 self._persist(writes)
         return True
 
-    def put(self, place: StateKey, cell: StateCell) -> None:
-        """Write a key from outside of any step."""
-        self._persist(self._apply({place: cell}))
+    def put(self, place: StateKey, cell: StateCell, done: Done[None]) -> None:
+        """Write a key from outside of any step; `done` when it is on disk."""
+        if self._store is not None and self._store.down is not None:
+            done(self._store.down)
+        elif writes := self._apply({place: cell}):
+            self._persist(writes, done)
+        else:
+            self.confirm(done)
 
-    def same_transaction(
-        self, call_id: str, scope: int, node: str
-    ) -> tuple[Callable[[Session], None], Callable[[], None]] | None:
+    def confirm(self, done: Done[None]) -> None:
+        """Confirm what was read: `done` gets None when all of it is on disk, and this server led after this was called."""
+        if self._store is None or not self._store.exists:
+            done(None)
+        else:
+            self._store.confirm(done, after_writes=self._unwritten > 0)
+
+    def confirm_call(self, call_id: str, done: Done[None]) -> None:
+        """Confirm the state that a call has read or changed."""
+        self.unconfirmed.discard(call_id)
+        self.confirm(done)
+
+    def same_transaction(self, call_id: str, scope: int, node: str) -> tuple[Callable[[Session], None], Done[None]] | None:
         """Work to be stored with the result of this step, and what to do then; without a node, of all steps that are left."""
         mine = self._pending.get(call_id, {})
         found = [mine.pop(step) for step in list(mine) if not node or step == (call_id, scope, node)]
         if not mine:
             self._pending.pop(call_id, None)
         writes = [write for one in found for write in one]
-        return (lambda db: write_changes(db, writes), lambda: self._on_committed(writes)) if writes else None
+        return (lambda db: write_changes(db, writes), lambda error: self._on_written(writes, error)) if writes else None
 
     def _on_committed(self, writes: list[StateWrite]) -> None:
         if starting := [write for write in writes if write.starts]:
@@ -217,9 +243,11 @@ class StateTable:
     def _apply(self, fresh: dict[StateKey, StateCell]) -> list[StateWrite]:
         now_us = time.time_ns() // 1000
         writes = []
+        known = {place: self.read(place) for place in fresh}
+        fresh = {
+            place: cell for place, cell in fresh.items() if (cell.kind, cell.value) != (known[place].kind, known[place].value)
+        }
         for (scope, key), cell in fresh.items():
-            if cell.value == self.read((scope, key)).value:
-                continue
             watches = (watch for of_app in self._watches.values() for watch in of_app)
             starts = tuple(w.target for w in watches if w.scope == scope and fnmatch.fnmatchcase(key, w.pattern))
             writes.append(StateWrite(scope, key, cell.kind, cell.value, cell.version, starts, now_us))
@@ -231,18 +259,27 @@ class StateTable:
         while len(self._deleted) > MAX_DELETED:
             oldest = next(iter(self._deleted))
             del self._deleted[oldest], self.cells[oldest]
+        self._unwritten += len(writes)
         return writes
 
-    def _persist(self, writes: list[StateWrite]) -> None:
-        if self._store is None:
-            self._on_committed(writes)
-        elif writes:
-            self._unwritten += len(writes)
-            self._store.write(lambda db: write_changes(db, writes), lambda _: self._on_written(writes), required=True)
+    def _persist(self, writes: list[StateWrite], then: Done[None] = _ignore_result) -> None:
+        def done(error: LaminaError | None) -> None:
+            self._on_written(writes, error)
+            then(error)
 
-    def _on_written(self, writes: list[StateWrite]) -> None:
+        if self._store is None:
+            done(None)
+        else:
+            self._store.write(lambda db: write_changes(db, writes), done, required=True)
+
+    def _on_written(self, writes: list[StateWrite], error: LaminaError | None) -> None:
         self._unwritten -= len(writes)
-        self._on_committed(writes)
+        if error is None:
+            self._on_committed(writes)
+        elif self._store is not None and not isinstance(error, StoreDown):  # memory is ahead of the disk, for good
+            log.error("state: changes cannot be kept, and are undone: %s", error)
+            self.set_down(error)
+            self._reloading = asyncio.get_running_loop().create_task(self._load(self._store.write))  # behind the others
 
 
 def write_changes(db: Session, writes: list[StateWrite]) -> None:
@@ -254,7 +291,7 @@ def write_changes(db: Session, writes: list[StateWrite]) -> None:
             known = kv.get(db, write.scope, write.key)
             if known is not None and known.kind != write.kind:  # it was deleted and made anew in one go
                 kv.delete(db, write.scope, write.key)
-            kv.put(db, write.scope, write.key, write.kind, write.value, write.at_us)
+            kv.put(db, write.scope, write.key, write.kind, write.value, write.at_us, write.version)
         if write.starts:
             outbox.send(db, outbox.OutboxMessage(CHANGES, write.outbox_key, write.at_us, msgspec.msgpack.encode(write)))
 

@@ -84,12 +84,17 @@ class Store(Protocol):
         ...
 
     @property
+    def leader(self) -> str:
+        """Address of another server that leads, as far as it is known."""
+        ...
+
+    @property
     def succeeds(self) -> bool:
         """Whether the lead was taken over from another term, so that what was read before it is out of date."""
         ...
 
     def watch(self, on_change: Callable[[Any], None]) -> None:
-        """Be called on the loop's thread with the term when this server leads, and with 0 when it no longer does."""
+        """Be called on the loop's thread with the term when this server leads, and with 0 when another is found to."""
         ...
 
     def advertise(self, address: str) -> None:
@@ -110,7 +115,7 @@ class Store(Protocol):
         ...
 
     def write(self, work: Work[T], done: Done[T] | None = None, *, required: bool = False) -> None:
-        """Write. `required`: not refused when the store is down, but kept until it is up again."""
+        """Write. `required`: not refused when the store is down, but kept until it is up again, unless another server leads."""
         ...
 
     def read(self, work: Work[T], done: Done[T]) -> None:

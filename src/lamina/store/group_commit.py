@@ -77,6 +77,10 @@ class WriterConnection(StoreConnection, Protocol):
         """Give a sign of life. False: only a commit is one."""
         ...
 
+    def evict_leader(self) -> None:
+        """Make room where a leader that is no longer waited for was stopped in a transaction, and will not end it."""
+        ...
+
 
 class Backend(Protocol):
     """Back end that opens connections. Each is used by the thread that opened it."""
@@ -138,7 +142,7 @@ class GroupCommitStore:
         self._opened = threading.Event()  #: it has been opened, or could not be
         self._reading = self._writing = True  #: until it is closed
         self._election = leadership.Election(secrets.token_hex(8))
-        self._address = ""
+        self._address = self._successor = ""
         self._term = 0
         self._succeeds = False
         self._is_over = False  #: another server leads, and this one did
@@ -168,6 +172,10 @@ class GroupCommitStore:
     @property
     def term(self) -> int:
         return 0 if self._is_over else self._term
+
+    @property
+    def leader(self) -> str:
+        return self._down.leader if isinstance(self._down, NotLeader) else self._successor
 
     @property
     def succeeds(self) -> bool:
@@ -218,7 +226,9 @@ class GroupCommitStore:
 
     def write(self, work: Work[T], done: Done[T] | None = None, *, required: bool = False) -> None:
         self.start()
-        refusal = (None if required and not self._is_over else self._down) if self._writing else self._closed_error()
+        refusal = self._down if self._writing else self._closed_error()
+        if required and refusal is not None and self._writing and not isinstance(refusal, NotLeader | LeadershipLost):
+            refusal = None
         if refusal is not None:
             self._call_back([(done, refusal, False)] if done is not None else [])
             return
@@ -288,9 +298,11 @@ class GroupCommitStore:
                     self._commit(connection, pending)
                 self._mark_up()
             except _LostTerm:
-                self._end_term(pending)
+                self._end_term(connection)
                 break
             except NotLeader as error:  # the connection is kept: the leader is looked at again and again
+                if not isinstance(self._down, NotLeader):
+                    self._tell(0)
                 self._mark_down(error, pending)
                 if not is_open:
                     break
@@ -339,7 +351,12 @@ class GroupCommitStore:
                 raise StoreDown(f"store {self.name}: another server uses it", hint=_IN_USE)
             if not self._election.may_lead(seen[0], False, seen[1]):
                 raise leadership.not_leader(self.name, seen[0])
-        connection.begin()
+        try:
+            connection.begin()
+        except Exception:
+            if not has_lock:
+                connection.evict_leader()
+            raise
         schema.migrate(connection, schema.stored_version(connection), connection.blob)
         row = leadership.read_leader(connection)
         if has_lock and row is not None and not row.has_lock:
@@ -357,6 +374,7 @@ class GroupCommitStore:
         self._beat_at_s = time.monotonic() + leadership.BEAT_S
         if row is not None:
             log.info("store %s: this server leads, in term %d", self.name, term)
+        self._mark_up()  # before it is told: what is sent then is not refused
         self._tell(term)
 
     def _resume(self, connection: WriterConnection, pending: deque[_Entry]) -> None:
@@ -390,8 +408,11 @@ class GroupCommitStore:
             self._mark_up()
             self._call_back(doubt.callbacks)
 
-    def _end_term(self, pending: deque[_Entry]) -> None:
+    def _end_term(self, connection: WriterConnection | None) -> None:
         log.warning("store %s: another server has taken the lead; nothing more is written", self.name)
+        with contextlib.suppress(Exception):
+            row = leadership.read_leader(connection) if connection is not None and _roll_back(connection) else None
+            self._successor = row.address if row is not None else ""
         self._down = self._lost_error()
         self._is_over = True
         self._doubt = None
@@ -497,6 +518,8 @@ class GroupCommitStore:
         in_doubt = self._doubt.works if self._doubt is not None else 0
         entries = list(enumerate(pending))
         refused = [(done, down, False) for i, (_, done, must) in entries if i >= in_doubt and not must and done is not None]
+        if isinstance(down, NotLeader):  # what is to be written here is not what the leader knows
+            refused, entries = [(done, down, False) for _, done, _ in pending if done is not None], []
         kept = [entry for i, entry in entries if i < in_doubt or entry[2]]
         pending.clear()
         pending.extend(kept)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from lamina.errors import BadValue, Conflict
+from lamina.errors import BadValue, Conflict, checked_text
 from lamina.store.base import Session
 
 MAX_KEY = 512
@@ -30,14 +30,16 @@ def get(db: Session, scope: str, key: str) -> KvEntry | None:
     return KvEntry(*found[0]) if found else None
 
 
-def put(db: Session, scope: str, key: str, kind: str, value: bytes, now_us: int) -> int:
-    """Write a value; the version it has now. A key keeps its kind until it is deleted."""
+def put(db: Session, scope: str, key: str, kind: str, value: bytes, now_us: int, version: int = 0) -> int:
+    """Write a value; the version it has now: the next one, unless it is given. A key keeps its kind until it is deleted."""
     if not 1 <= len(key) <= MAX_KEY:
         raise BadValue(f"key: {key[:60]!r} has {len(key)} characters", hint=f"1 to {MAX_KEY}")
+    checked_text("key", key)
+    checked_text("scope", scope)
     known = db.rows("SELECT kind, version FROM state WHERE scope = ? AND name = ?", scope, key)
     if known and known[0][0] != kind:
         raise Conflict(f"{key!r} is a {known[0][0]}, not a {kind}", hint="delete it first, or use another key")
-    version = known[0][1] + 1 if known else 1
+    version = version or (known[0][1] + 1 if known else 1)
     db.run(
         "INSERT INTO state (scope, name, kind, value, version, changed_us) VALUES (?, ?, ?, ?, ?, ?)"
         " ON CONFLICT (scope, name) DO UPDATE SET value = excluded.value, version = excluded.version,"

@@ -19,10 +19,10 @@ from msgspec import Struct
 from lamina.errors import NotLeader
 from lamina.store.base import Session
 
-BEAT_S = 0.5
+BEAT_S = 0.3
 """Interval of a leader's signs of life."""
 
-LEASE_S = 2.0
+LEASE_S = 1.5
 """How long a candidate waits for a sign of life before it takes the lead from a server that still holds the lock."""
 
 SHARD = ""

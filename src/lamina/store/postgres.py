@@ -13,7 +13,7 @@ from lamina.store import leadership
 from lamina.store.base import Row, Value
 
 CONNECT_S = 3
-IDLE_MS = int(1_000 * leadership.LEASE_S)
+IDLE_MS = 1_000
 """How long a transaction may stand idle before the database ends it: that of a leader that was frozen holds the leader row."""
 
 WAIT_MS = 1_000
@@ -97,6 +97,9 @@ class PostgresWriter(PostgresConnection):
 
     def touch(self) -> bool:
         return False
+
+    def evict_leader(self) -> None:
+        """The database itself ends transactions that stand idle."""
 
     def close(self) -> None:
         """Unlock before closing: the server would keep the lock for a moment, and the next writer find the store in use."""

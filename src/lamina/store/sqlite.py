@@ -3,6 +3,9 @@
 The lock of the leader is a lock on a file beside it: SQLite's own locks do not survive that another handle on the same file is
 closed. That file also has the leader's signs of life, because a commit twice a second would wear out a disk for nothing.
 
+A process that is stopped (SIGSTOP) in a transaction keeps the whole database locked, and no one can take that lock away. Such a
+leader is ended by the server that takes over: both are on one machine, and a stopped process can be told from a slow one.
+
 A file that is removed or replaced under a running server still takes writes, which are lost with its last handle. So after every
 commit, and with every sign of life, the names are checked to be those of the files that were opened.
 """
@@ -11,7 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
+import signal
 import sqlite3
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,6 +25,8 @@ from typing import Any
 from lamina.errors import StoreDown
 from lamina.store import leadership
 from lamina.store.base import Row, Value
+
+log = logging.getLogger("lamina")
 
 LOCK_TIMEOUT_S = 0.2
 """How long another process may keep the file locked before that is an error."""
@@ -117,10 +124,16 @@ class SqliteWriter(SqliteConnection):
         self._file.lock.write_beat()
         return True
 
+    def evict_leader(self) -> None:
+        self._file.lock.end_stopped_holder()
+
     def _check_files(self) -> None:
         self._file.check_identity()
         if _file_id(self._file.log_path) != self._log_id:
             raise StoreDown(f"store {self._file.name}: its log (-wal) was removed", hint=_GONE)
+
+
+BEAT_BYTES = 64
 
 
 class LockFile:
@@ -151,11 +164,29 @@ class LockFile:
         self._fd, self._has_lock = -1, False
 
     def read_beat(self) -> bytes:
-        return os.pread(self._open(), 64, 0)
+        return os.pread(self._open(), BEAT_BYTES, 0)
 
     def write_beat(self) -> None:
         self._beats += 1
-        os.pwrite(self._open(), b"%d %d\n" % (os.getpid(), self._beats), 0)
+        text = f"{os.getpid()} {_process_state(os.getpid())[1]} {self._beats}"
+        os.pwrite(self._open(), text.encode().ljust(BEAT_BYTES), 0)
+
+    def end_stopped_holder(self) -> None:
+        """End the process that gave the last sign of life, if it is stopped. It is known by its number and the time it began."""
+        try:
+            pid, began, _ = self.read_beat().split()
+            state, since = _process_state(int(pid))
+            if state == "T" and since == began.decode():
+                log.warning("store: process %d leads, and is stopped in a transaction: it is ended", int(pid))
+                os.kill(int(pid), signal.SIGKILL)
+        except (ValueError, OSError):
+            return  # not of this machine, or gone
+
+
+def _process_state(pid: int) -> tuple[str, str]:
+    """State of a process, "T" if it is stopped, and when it began, in the kernel's ticks."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return fields[0], fields[19]
 
 
 class Sqlite:

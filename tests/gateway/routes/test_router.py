@@ -296,7 +296,7 @@ def test_listings_status_health_and_description(port: int) -> None:
     assert workflows.json[0]["slo_ms"] == 5000
     assert about.json["doc"] == "Gives back what it gets."
     assert status.json["devices"][0]["kind"] == "cpu"
-    assert health.json == {"status": "ok"}
+    assert health.json == {"status": "ok", "role": "leader"}
     assert ready.status in (200, 503)
     assert openapi.json["paths"]["/v1/functions/add"]["post"]["requestBody"]["content"]["application/json"]["schema"][
         "required"

@@ -113,7 +113,7 @@ class ActiveApps:
         self.rollouts[served.app] = rollout
         return rollout
 
-    def open_triggers(self, triggers: Triggers | None) -> None:
+    def open_triggers(self, triggers: Triggers) -> None:
         """Set the triggers of all apps. Opened after deployments: those of the initial app may have been replaced."""
         self._triggers = triggers
         for served in self.apps.values():

@@ -24,6 +24,7 @@ from lamina.gateway.observability.function_logs import FunctionLogs
 from lamina.gateway.routes.http_codec import check_encoding
 from lamina.gateway.routes.problems import error_problem, make_problem, respond_problem
 from lamina.server.exchange import Exchange, HttpRequest
+from lamina.server.process_status import ProcessStatus
 
 log = logging.getLogger("lamina")
 
@@ -37,8 +38,15 @@ class AdminRoutes:
     """Admin routes: log-in, users and tokens, deployments, function logs."""
 
     def __init__(
-        self, access: AccessControl, auth: Authenticator, admin: AdminService, deployments: Deployments, logs: FunctionLogs
+        self,
+        access: AccessControl,
+        auth: Authenticator,
+        admin: AdminService,
+        deployments: Deployments,
+        logs: FunctionLogs,
+        process: ProcessStatus,
     ) -> None:
+        self._process = process
         self._access = access
         self._auth = auth
         self._admin = admin
@@ -75,6 +83,8 @@ class AdminRoutes:
     def _start(self, request: HttpRequest, exchange: Exchange) -> Work | None:
         """The work for a request, if its caller may ask for it."""
         check_encoding(request)
+        if self._process.is_standby and self._process.refusal is not None and request.path != b"/healthz":
+            raise self._process.refusal()
         found = self._routes.find(request.method, request.path)
         if found is None or isinstance(found, str):
             self._auth.authorize(request, UNKNOWN_ROUTE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from lamina.sdk.app import App
 from lamina.server.http1 import HttpLimits, HttpServer
 from lamina.server.listener import server_context
 from lamina.server.origins import OriginPolicy, OriginSettings
+from lamina.state.triggers import Triggers
 from lamina.store.base import Store
 
 LIMITS = HttpLimits(body_bytes=64 * 2**20, connections=100)
@@ -78,9 +80,16 @@ class DeploymentSetup:
         self._file = file
         self.deployments: Deployments | None = None
 
-    async def __call__(self, app: App, loop: RealtimeDriver, targets: TargetRegistry) -> None:
-        self.deployments = Deployments(app, loop, targets, self.access, self._folder, self._file)
-        await self.deployments.restore()
+    def attach(self, app: App, loop: RealtimeDriver, targets: TargetRegistry) -> Deployments:
+        """Deployments of this server. A standby has none to show before it leads."""
+        if self.deployments is None:
+            self.deployments = Deployments(app, loop, targets, self.access, self._folder, self._file)
+        return self.deployments
+
+    async def __call__(self, app: App, loop: RealtimeDriver, targets: TargetRegistry) -> Callable[[Triggers], None]:
+        deployments = self.attach(app, loop, targets)
+        await deployments.restore()
+        return deployments.active.open_triggers
 
 
 async def open_admin(
@@ -93,12 +102,10 @@ async def open_admin(
     output: FunctionLogs | None = None,
     allow_hosts: tuple[str, ...] = (),
 ) -> AdminServer:
-    access, deploys = prepared.access, prepared.deployments
-    assert deploys is not None, "open_gateway was not given what was prepared"
-    deploys.active.open_triggers(gateway.triggers)
+    access, deploys = prepared.access, prepared.attach(gateway.app, gateway.driver, gateway.targets)
     auth = Authenticator(access, requires_token=check_host(host, access))
     output = output or collect_function_logs(gateway.driver.engine)
-    manage = AdminRoutes(access, auth, AdminService(access), deploys, output)
+    manage = AdminRoutes(access, auth, AdminService(access), deploys, output, gateway.process)
     server = HttpServer(
         *(manage.handle, parse_error_body, LIMITS, OWN_HEADERS, gateway.budget, auth.check_head),
         origins=OriginPolicy(host, OriginSettings(hosts=allow_hosts)),

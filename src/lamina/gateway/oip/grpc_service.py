@@ -72,12 +72,14 @@ class GrpcMethods(InferenceMethods):
         elif name == "ServerReady":
             then(self.schema["ServerReadyResponse"](ready=self._is_ready()))
         elif name in self._documents:
+            self._inference.check_leading()
             then(self._parse(self._documents[name](message, self._authorize(context, name)), self.schema[f"{name}Response"]()))
         else:
             self._change(name, message, context, then)
         return None
 
     def _change(self, name: str, message: Any, context: RpcContext, then: OnMessage) -> None:
+        self._inference.check_leading()
         grant = self._authorize(context, name)
         change = self._repository.load if name == "RepositoryModelLoad" else self._repository.unload
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from lamina.core.actions import Reply
 from lamina.drivers.driver import Ending
 from lamina.drivers.realtime import RealtimeDriver
-from lamina.errors import BadValue, Cancelled, LaminaError
+from lamina.errors import BadValue, LaminaError
 from lamina.gateway.observability.metrics import Metrics
 from lamina.gateway.observability.tracer import Tracer
 from lamina.gateway.oip.inference import InferenceRequest, InferenceResponse, OnChunk, OnResponse, invalid_output_problem
@@ -80,10 +80,15 @@ class InferenceService:
         self.submit(pending, sink, calls, size_bytes, self.driver.now_us() - self._process.lag_us)
         return pending.cancel
 
+    def check_leading(self) -> None:
+        """Raise if another server leads, so that what is known here may be out of date."""
+        if self._process.is_standby and self._process.refusal is not None:
+            raise self._process.refusal()
+
     def check_available(self, model: ServedModel) -> None:
         """Raise if the model cannot be called now."""
-        if self._process.is_closing:
-            raise Cancelled("shutting down", hint="try another server")
+        if self._process.refusal is not None:
+            raise self._process.refusal()
         if model.name in self.catalogue.unloaded:
             raise BadValue(f"model {model.name!r} is not loaded", hint=f"POST /v2/repository/models/{model.name}/load")
 

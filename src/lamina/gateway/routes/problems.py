@@ -12,7 +12,7 @@ import msgspec
 from lamina.core.actions import FailCall, Reject
 from lamina.drivers.driver import INTERNAL
 from lamina.drivers.realtime import RealtimeDriver
-from lamina.errors import REFUSALS, LaminaError
+from lamina.errors import REFUSALS, LaminaError, LeadershipLost, NotLeader, StoreDown
 from lamina.gateway.observability import logs
 from lamina.gateway.observability.rate_limiter import RateLimiter
 from lamina.server.exchange import Exchange, HttpRequest
@@ -43,6 +43,7 @@ class HttpProblem(msgspec.Struct, omit_defaults=True, kw_only=True):
     step: str = ""
     error: str = ""
     trace: str = ""
+    leader: str = ""  #: address of the server that leads
 
     def body(self) -> bytes:
         return msgspec.json.encode(self)
@@ -51,6 +52,8 @@ class HttpProblem(msgspec.Struct, omit_defaults=True, kw_only=True):
         lines = b"lamina-call-id: %s\r\n" % self.id.encode()
         if self.retry_after_s:
             lines += b"retry-after: %d\r\n" % max(1, round(self.retry_after_s))
+        if self.leader:
+            lines += b"lamina-leader: %s\r\n" % self.leader.encode()
         if self.status == 415:
             lines += b"accept-encoding: identity\r\n"
         if self.status == 401:
@@ -109,7 +112,10 @@ def method_problem(request: HttpRequest, allowed: str) -> HttpProblem:
 
 
 def error_problem(error: LaminaError, id: str = "") -> HttpProblem:
-    return make_problem(error.status, error.message, code=error.code, hint=error.hint, id=id)
+    problem = make_problem(error.status, error.message, code=error.code, hint=error.hint, id=id)
+    if isinstance(error, NotLeader):
+        problem.leader, problem.retry_after_s = error.leader, 1.0
+    return problem
 
 
 def rejection_problem(refusal: Reject) -> HttpProblem:
@@ -135,6 +141,12 @@ _FAILURES = {
     "hung": (503, "worker-lost", "its worker hung and was replaced", _LOG),
     "load-failed": (503, "load-failed", "the function cannot be loaded", _LOG),
     "cost": (429, "refused", *REFUSALS["cost"][1:]),  # seen when its batch was about to start
+    "store-down": (503, "store-down", "what it changed could not be kept", "look before repeating it"),
+    "not-leader": (503, "leadership-lost", "another server leads", "ask that one, before it is repeated"),
+    "leadership-lost": (
+        *(503, "leadership-lost", "another server has taken the lead; it is not known whether what it changed was kept"),
+        "ask the server that leads now, before it is repeated",
+    ),
     "bad-value": (422, "unprocessable", "a step cannot use what it was given", ""),
     "function-failed": (500, "function-failed", "the function raised an error", _LOG),
     INTERNAL: (500, "internal", "a defect of the server ended it", _LOG),
@@ -145,11 +157,16 @@ _FAILURES = {
 }
 
 
+_STORE_ERRORS = {kind.__name__: kind.code for kind in (StoreDown, NotLeader, LeadershipLost)}
+"""What a step of ours fails with if its state cannot be read or kept: no fault of the function."""
+
+
 def failure_problem(failure: FailCall, info: ErrorInfo | None, *, full: bool) -> HttpProblem:
     """The problem of a failed call. `full` includes what the user's code said; else that is in the log, under the same id."""
     by_name = (500, "function-failed", f"failed with {failure.error}", "")  # what a workflow fails with by itself has a name
     other = (500, failure.error, "failed", _LOG) if failure.error.islower() else by_name
-    status, code, detail, hint = _FAILURES.get(failure.error, other)
+    what = _STORE_ERRORS.get(info.type, failure.error) if info is not None else failure.error
+    status, code, detail, hint = _FAILURES.get(what, other)
     problem = make_problem(status, detail, code=code, id=failure.call_id, hint=hint)
     problem.step = failure.step if failure.error != INTERNAL else ""
     problem.reason = failure.error if status == 429 else ""

@@ -12,7 +12,7 @@ import msgspec
 import lamina
 from lamina.access.authorization import UNKNOWN_ROUTE, Grant, RouteMap, rule_of
 from lamina.drivers.realtime import RealtimeDriver
-from lamina.errors import Cancelled, LaminaError, NotFound, UnknownTarget
+from lamina.errors import LaminaError, NotFound, UnknownTarget
 from lamina.gateway.auth import Authorize
 from lamina.gateway.observability.metrics import Metrics
 from lamina.gateway.observability.rate_limiter import RateLimiter
@@ -20,7 +20,6 @@ from lamina.gateway.routes.calls import CallHandler, DecodedBody
 from lamina.gateway.routes.explain import SampledRefusals
 from lamina.gateway.routes.http_codec import JSON
 from lamina.gateway.routes.problems import defect_problem, error_problem, make_problem, reject_method, respond_problem
-from lamina.gateway.routes.profiles import take_snapshot
 from lamina.gateway.routes.status import status
 from lamina.gateway.routes.targets import CallTarget, TargetRegistry
 from lamina.sdk.binding import Param
@@ -37,12 +36,14 @@ _INDEX = {
     "state": "/v1/state",
     "bill": "/v1/bill",
     "status": "/v1/status",
-    "profiles": "/v1/profiles",
     "metrics": "/metrics",
     "health": "/healthz",
     "ready": "/readyz",
     "openapi": "/openapi.json",
 }
+
+_ABOUT_THE_PROCESS = (b"/healthz", b"/readyz", b"/metrics", b"/v1/status", b"/v2/health/")
+"""Paths that a standby answers too. What it has read of anything else is out of date."""
 
 Document = Callable[[Grant], tuple[bytes, bytes]]
 """Makes a body for a client, and its content type."""
@@ -89,10 +90,9 @@ class Router:
             "/v1/functions": lambda grant: self._listing("function", grant),
             "/v1/workflows": lambda grant: self._listing("workflow", grant),
             "/v1/status": lambda grant: self._status(),
-            "/v1/profiles": lambda grant: self._profiles(),
             "/metrics": lambda grant: (metrics.exposition(), b"text/plain; version=0.0.4; charset=utf-8"),
             "/openapi.json": lambda grant: (msgspec.json.encode(self._visible_paths(openapi(), grant)), JSON),
-            "/healthz": lambda grant: (b'{"status":"ok"}', JSON),
+            "/healthz": lambda grant: (b'{"status":"ok","role":"%s"}' % self._role(), JSON),
         }
         self._known_paths = [path for path in documents if len(path) > 1]
         self._routes: RouteMap[RouteHandler] = RouteMap(
@@ -112,8 +112,8 @@ class Router:
                 self._handle_other(request, exchange)
             elif request.method != "POST":
                 self._describe_target(target, request, exchange)
-            elif self._process.is_closing:
-                raise Cancelled("shutting down", hint="try another server")
+            elif self._process.refusal is not None:
+                raise self._process.refusal()
             else:
                 rule = CALL[target.kind]
                 caller = self.authorize(request, rule)
@@ -127,8 +127,13 @@ class Router:
         except Exception as error:
             respond_problem(exchange, defect_problem(f"{request.method} {request.path[:200]!r} failed", error))
 
+    def _role(self) -> bytes:
+        return b"standby" if self._process.is_standby else b"leader"
+
     def _handle_other(self, request: HttpRequest, exchange: Exchange) -> None:
         path = request.path
+        if self._process.is_standby and self._process.refusal is not None and not path.startswith(_ABOUT_THE_PROCESS):
+            raise self._process.refusal()
         for prefix, handler in self._mounts.items():
             if path.startswith(prefix) and path[len(prefix) : len(prefix) + 1] in (b"", b"/"):
                 handler(request, exchange)
@@ -146,6 +151,8 @@ class Router:
         if request.method not in ("GET", "HEAD"):
             reject_method(request, exchange, "GET, HEAD, POST")
             return
+        if self._process.is_standby and self._process.refusal is not None:
+            raise self._process.refusal()
         rule = DESCRIBE[target.kind]
         grant = Grant(self.authorize(request, rule), rule)
         if not grant.sees(target.tenant):
@@ -153,10 +160,12 @@ class Router:
         exchange.respond(200, msgspec.json.encode(_describe(target)))
 
     def _respond_ready(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
-        if not self.is_ready():
+        if self._process.refusal is not None:
+            respond_problem(exchange, error_problem(self._process.refusal()))
+        elif not self.is_ready():
             respond_problem(exchange, make_problem(503, "not ready", hint="it is starting or stopping"))
         else:
-            exchange.respond(200, b'{"status":"ready"}')
+            exchange.respond(200, b'{"status":"ready","role":"leader"}')
 
     def _not_found(self, request: HttpRequest, grant: Grant) -> LaminaError:
         """404, with the nearest name this client may see as a hint."""
@@ -188,9 +197,6 @@ class Router:
 
     def _status(self) -> tuple[bytes, bytes]:
         return msgspec.json.encode(status(self._driver, self._metrics.rolling, self.targets.all, self._memory())), JSON
-
-    def _profiles(self) -> tuple[bytes, bytes]:
-        return msgspec.json.encode(take_snapshot(self._driver, self._metrics.rolling, self.targets.all)), JSON
 
 
 def _respond_document(document: Document, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:

@@ -11,8 +11,9 @@ import msgspec
 from lamina import encoding
 from lamina.access.authorization import Grant
 from lamina.drivers.engine import EngineShared
-from lamina.errors import BadValue, Conflict, NotFound
+from lamina.errors import BadValue, Conflict, LaminaError, NotFound
 from lamina.gateway.routes import http_codec
+from lamina.gateway.routes.problems import error_problem, respond_problem
 from lamina.sdk.app_state import StateCell, StateChange, StateKey, apply_change, checked_key, checked_size
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.state.kv_state import StateTable, owned_scope, shown_scope
@@ -74,14 +75,19 @@ class StateRoutes:
             for key, cell in found[:MAX_KEYS]
         ]
         more = found[MAX_KEYS - 1][0] if len(found) > MAX_KEYS else None
-        exchange.respond(200, msgspec.json.encode({"scope": shown_scope(scope), "keys": shown, "next": more}))
+        self._respond_confirmed(exchange, 200, msgspec.json.encode({"scope": shown_scope(scope), "keys": shown, "next": more}))
 
     def _get(self, place: StateKey, request: HttpRequest, exchange: Exchange) -> None:
-        cell = self._existing_cell(place)
+        try:
+            cell = self._existing_cell(place)
+        except NotFound as error:
+            missing = error  # that it is not there is an answer like any other
+            self._table.confirm(lambda lost: self._respond(exchange, lost or missing, 404, b""))
+            return
         assert cell.value is not None
         head = msgspec.json.encode({"key": place[1], "kind": cell.kind, "version": cell.version})
         body = head[:-1] + b',"value":' + encoding.to_json(encoding.decode(cell.value)) + b"}"
-        exchange.respond(200, body, http_codec.JSON, b'etag: "%d"\r\n' % cell.version)
+        self._respond_confirmed(exchange, 200, body, b'etag: "%d"\r\n' % cell.version)
 
     def _put(self, place: StateKey, request: HttpRequest, exchange: Exchange) -> None:
         http_codec.check_encoding(request)
@@ -91,14 +97,30 @@ class StateRoutes:
         known = self._table.read(place)
         self._check_version(place, known, request)
         op = StateChange("", place[1], "value", "put", checked_size(place[1], encoding.encode(value)))
-        self._table.put(place, apply_change(known, op))
-        exchange.respond(200, msgspec.json.encode({"key": place[1], "version": self._table.read(place).version}))
+
+        def done(error: LaminaError | None) -> None:
+            self._respond(exchange, error, 200, body)
+
+        cell = apply_change(known, op)
+        version = known.version if cell.value == known.value else cell.version
+        body = msgspec.json.encode({"key": place[1], "version": version})
+        self._table.put(place, cell, done)
 
     def _delete(self, place: StateKey, request: HttpRequest, exchange: Exchange) -> None:
         known = self._existing_cell(place)
         self._check_version(place, known, request)
-        self._table.put(place, apply_change(known, StateChange("", place[1], "value", "delete")))
-        exchange.respond(204, b"")
+        gone = apply_change(known, StateChange("", place[1], "value", "delete"))
+        self._table.put(place, gone, lambda error: self._respond(exchange, error, 204, b""))
+
+    def _respond_confirmed(self, exchange: Exchange, status: int, body: bytes, headers: bytes = b"") -> None:
+        """Respond with what was read, once it is known to be on disk, and to be the state still."""
+        self._table.confirm(lambda error: self._respond(exchange, error, status, body, headers))
+
+    def _respond(self, exchange: Exchange, error: LaminaError | None, status: int, body: bytes, headers: bytes = b"") -> None:
+        if error is not None:
+            respond_problem(exchange, error_problem(error))
+        else:
+            exchange.respond(status, body, http_codec.JSON, headers)
 
     def _existing_cell(self, place: StateKey) -> StateCell:
         cell = self._table.read(place)

@@ -1,0 +1,178 @@
+"""C3: a second server on the same store. It knows nothing and does nothing until it leads, and then knows all there is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.attacks.histories import Op, stale_reads
+from benchmarks.attacks.pair import APP, database
+from benchmarks.attacks.takeovers import play
+
+from lamina.bootstrap import open_local
+from lamina.gateway.bootstrap import Gateway, ListenConfig, open_gateway
+from lamina.store.open import open_store
+from tests.serving import Answer, Browser, run, write_app
+
+pytestmark = pytest.mark.live
+
+
+@contextlib.asynccontextmanager
+async def server(folder: Path) -> AsyncIterator[Gateway]:
+    runtime = open_local(str(write_app(folder, APP)))
+    gateway = await open_gateway(runtime, ListenConfig(), store=open_store(str(folder / "runs.db")))
+    try:
+        yield gateway
+    finally:
+        await gateway.stop(5)
+
+
+@contextlib.asynccontextmanager
+async def began(folder: Path) -> AsyncIterator[Gateway]:
+    """A server that has made its store."""
+    async with server(folder) as gateway:
+        assert (await said(gateway, "PUT", "/v1/state/k", b"7")).status == 200
+        yield gateway
+
+
+async def said(gateway: Gateway, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
+    async with Browser(gateway.port) as browser:
+        return await browser.ask(method, path, body, **headers)
+
+
+async def until_it_leads(gateway: Gateway) -> None:
+    while (await said(gateway, "GET", "/readyz")).status != 200:
+        await asyncio.sleep(0.01)
+
+
+def test_c3_a_standby_does_nothing_and_says_where_the_leader_is(tmp_path: Path):
+    asked = [
+        ("PUT", "/v1/state/k", b"1"),
+        ("GET", "/v1/state/k", b""),
+        ("DELETE", "/v1/state/k", b""),
+        ("GET", "/v1/state", b""),
+        ("POST", "/v1/functions/mark", b'"x"'),
+        ("GET", "/v1/functions/mark", b""),
+        ("GET", "/v1/functions", b""),
+        ("POST", "/v2/models/mark/infer", b"{}"),
+        ("GET", "/v1/runs", b""),
+        ("GET", "/v1/bill", b""),
+        ("GET", "/readyz", b""),
+    ]
+
+    async def work() -> Any:
+        async with began(tmp_path) as leader, server(tmp_path) as standby:
+            refused = [await said(standby, *one) for one in asked]
+            refused.append(await said(standby, "POST", "/v1/functions/mark", b'"x"', prefer="respond-async"))
+            healths = [(await said(one, "GET", "/healthz")).json for one in (leader, standby)]
+            return leader.url, refused, healths, (await said(leader, "GET", "/v1/state/k")).json["value"]
+
+    url, refused, healths, value = run(work)
+    assert {(answer.status, answer.json["code"]) for answer in refused} == {(503, "not-leader")}
+    assert {answer.headers.get("lamina-leader") for answer in refused} == {url}
+    assert {answer.json["leader"] for answer in refused} == {url}
+    assert [one["role"] for one in healths] == ["leader", "standby"]
+    assert value == 7
+
+
+def test_c3_a_server_that_takes_over_has_read_everything_the_one_before_has_written(tmp_path: Path):
+    async def work() -> Any:
+        async with began(tmp_path) as first, server(tmp_path) as second:
+            for name in ("a", "b", "b"):
+                await said(first, "POST", "/v1/functions/mark", f'"{name}"'.encode())
+            await said(first, "PUT", "/v1/state/k", b'"new"')
+            begun = (await said(first, "POST", "/v1/workflows/steps", b'"c"', prefer="respond-async")).json["id"]
+            await first.stop(5)
+            await until_it_leads(second)
+            result = await said(second, "GET", f"/v1/runs/{begun}/result?wait_ms=20000")
+            counted = await said(second, "POST", "/v1/functions/counts", b'["a", "b", "c", "total"]')
+            return (await said(second, "GET", "/v1/state/k")).json, result.json, counted.json
+
+    key, result, counted = run(work)
+    assert (key["value"], key["version"]) == ("new", 2)
+    assert result == "c"
+    assert counted == [1, 2, 1, 4]
+
+
+def test_c3_of_two_servers_that_began_before_there_was_a_store_one_steps_down(tmp_path: Path):
+    async def work() -> Any:
+        async with server(tmp_path) as first, server(tmp_path) as second:
+            made = await said(first, "PUT", "/v1/state/k", b"1")
+            lost = await said(second, "PUT", "/v1/state/k", b"2")
+            await second.deposed.wait()
+            after = await said(second, "GET", "/v1/state/k")
+            return made.status, lost.status, after, (await said(first, "GET", "/v1/state/k")).json["value"]
+
+    made, lost, after, value = run(work)
+    assert (made, lost, after.status, after.json["code"], value) == (200, 503, 503, "not-leader", 1)
+
+
+def test_c3_a_leader_that_loses_its_term_answers_with_nothing_it_knew(tmp_path: Path):
+    """The term is raised behind its back, as by a server that took over while this one was frozen."""
+    import sqlite3
+
+    async def work() -> Any:
+        async with server(tmp_path) as old:
+            await said(old, "PUT", "/v1/state/k", b"1")
+            with contextlib.closing(sqlite3.connect(tmp_path / "runs.db")) as file, file:
+                file.execute("UPDATE leader SET term = term + 1, holder = 'other', address = 'http://other'")
+            answers = [
+                await said(old, "GET", "/v1/state/k"),
+                await said(old, "POST", "/v1/functions/counts", b'["total"]'),
+                await said(old, "POST", "/v1/functions/mark", b'"x"'),
+                await said(old, "PUT", "/v1/state/k", b"2"),
+                await said(old, "POST", "/v1/functions/mark", b'"x"', prefer="respond-async"),
+            ]
+            await old.deposed.wait()
+            return answers, await said(old, "PUT", "/v1/state/k", b"2")
+
+    answers, after = run(work)
+    assert [answer.status for answer in answers] == [503] * 5
+    assert {answer.json["code"] for answer in answers} <= {"leadership-lost", "not-leader", "store-down"}
+    assert (after.json["code"], after.headers["lamina-leader"]) == ("not-leader", "http://other")
+
+
+def test_c3_takeovers_of_a_pair_on_sqlite_lose_nothing_double_nothing_and_read_nothing_stale():
+    found = asyncio.run(play("sqlite", "", 2, 1, ("kill", "freeze")))
+    assert found.verdict.is_good, found.verdict
+    assert found.takeovers[0].has_changed and found.verdict.runs and found.verdict.reads
+
+
+def test_c3_takeovers_of_a_pair_on_postgresql_lose_nothing_double_nothing_and_read_nothing_stale():
+    pytest.importorskip("psycopg")
+    with database() as url:
+        if not url:
+            pytest.skip("no PostgreSQL server is installed")
+        found = asyncio.run(play("postgres", url, 2, 1, ("cut", "freeze")))
+    assert found.verdict.is_good, found.verdict
+    assert found.takeovers[0].has_changed and found.verdict.runs and found.verdict.reads
+
+
+# ---------------------------------------------------------------------------- the checker itself
+
+
+def write(value: int, began_s: float, ended_s: float, *, known: bool = True) -> Op:
+    return Op("write", began_s, ended_s, value, known)
+
+
+def read(value: int, began_s: float, ended_s: float) -> Op:
+    return Op("read", began_s, ended_s, value)
+
+
+@pytest.mark.parametrize(
+    ("ops", "count"),
+    [
+        ([write(1, 0, 1), read(1, 2, 3)], 0),
+        ([write(1, 0, 1), read(0, 2, 3)], 1),  # acknowledged, and gone
+        ([write(1, 0, 5), read(0, 1, 2), read(1, 3, 4)], 0),  # under way: either
+        ([write(1, 0, 1), write(2, 2, 9, known=False), read(2, 3, 4), read(1, 5, 6)], 1),  # seen, and gone
+        ([write(1, 0, 1), write(2, 2, 9, known=False), read(1, 5, 6)], 0),
+        ([read(1, 0, 1), write(1, 2, 3)], 1),  # from nowhere
+    ],
+)
+def test_the_checker_finds_reads_that_no_order_of_events_explains(ops: list[Op], count: int):
+    assert len(stale_reads(ops)) == count
