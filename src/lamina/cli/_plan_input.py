@@ -10,7 +10,7 @@ import csv
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -51,7 +51,15 @@ class PlanInput:
 
     @property
     def rates(self) -> dict[str, float]:
-        return {self.catalogue.models[task.model].name: task.rate for task in self.tasks}
+        return {self.name_of(task): task.rate for task in self.tasks}
+
+    def name_of(self, task: PlanTask) -> str:
+        return self.catalogue.models[task.model].name
+
+    def functions_of(self, targets: Iterable[str]) -> set[str]:
+        """Functions that calls of these functions and workflows reach."""
+        flows = {flow.name: flow.functions for flow in self.scenario.flows} if self.scenario is not None else {}
+        return {function for target in targets for function in flows.get(target, (target,))}
 
 
 def published_planners() -> dict[str, ModuleType]:
