@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina.predict.online import OnlinePredictor
+from lamina.predict.online import STALE_MARGIN, OnlinePredictor
 from lamina.predict.profile import Point, Profile
 from lamina.predict.profile_table import ProfileTable
 
@@ -249,3 +249,35 @@ def test_on_soft_slices_a_plan_adds_less_and_no_profile_is_stale():
             predictor.observe("f", "gpu", 1, 1, 500 if number % 2 else 1_000)
     assert soft.latency_us("f", "gpu", 1, 1) < hard.latency_us("f", "gpu", 1, 1)
     assert hard.stale_profiles() and not soft.stale_profiles()
+
+
+# ------------------------------------------------------------------------ as profiles
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 2, 4, 8]), st.integers(1_000, 4_000)), min_size=1, max_size=40),
+    st.booleans(),
+)
+def test_profiles_made_of_what_was_learnt_plan_as_the_predictor_does(samples: list[tuple[int, int]], has_profile: bool):
+    points = [Point(batch=batch, units=1, p50_us=1_000 + 200 * batch, p99_us=1_300 + 200 * batch) for batch in (1, 2, 4, 8)]
+    base = ProfileTable([Profile(function="f", device="gpu", points=points)] if has_profile else [])
+    predictor = learnt(samples, base)
+    table = ProfileTable(predictor.learnt_profiles())
+    for batch in {batch for batch, _ in samples}:
+        assert table.latency_us("f", "gpu", batch, 1) >= 0.5 * predictor.latency_us("f", "gpu", batch, 1)
+        if has_profile:
+            planned = predictor.latency_us("f", "gpu", batch, 1)  # with a margin, while it calls its profile stale
+            assert planned / (1 + STALE_MARGIN) - 2 <= table.latency_us("f", "gpu", batch, 1) <= planned + 2
+
+
+def test_a_profile_that_nothing_was_learnt_about_stays_as_it_is():
+    given_profile = Profile(function="f", device="gpu", points=[Point(batch=1, units=1, p50_us=5)], load_us=9, meta={"date": "x"})
+    assert OnlinePredictor(ProfileTable([given_profile])).learnt_profiles() == [given_profile]
+
+
+def test_learnt_profiles_say_so_and_carry_the_load_time():
+    predictor = learnt([(1, 2_000)] * 5)
+    predictor.observe_load("f", "gpu", 70_000)
+    [found] = predictor.learnt_profiles()
+    assert (found.meta, found.load_us) == ({"source": "learnt", "runs": 5}, 70_000)
+    assert [(point.batch, point.units, point.p50_us) for point in found.points] == [(1, 1, 2_000.0)]

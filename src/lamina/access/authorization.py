@@ -82,6 +82,7 @@ _CALLS: dict[str, tuple[Scope | None, Reach]] = {
     "GET /metrics": ("read", "operator"),
     "GET /openapi.json": ("read", "visible"),
     "GET /v1/status": ("read", "operator"),
+    "GET /v1/profiles": ("read", "operator"),
     "GET /v1/functions": ("read", "visible"),
     "GET /v1/functions/{function}": ("read", "visible"),
     "POST /v1/functions/{function}": ("invoke", "visible"),

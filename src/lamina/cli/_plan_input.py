@@ -31,6 +31,7 @@ from lamina.sim.workload import Workload
 from lamina.types import Slo
 
 if TYPE_CHECKING:
+    from lamina.predict.profile import Profile
     from lamina.sim.scenario import Scenario
     from lamina.types import DeviceSpec
 
@@ -153,16 +154,31 @@ def from_scenario(scenario: Scenario, policy: str, network: float) -> PlanInput:
 
 
 def from_profiles(tasks: Path, folder: Path, policy: str, network: float) -> PlanInput:
-    """Functions by name, as measured: a scenario in all but its file."""
+    """Functions by name, as measured."""
     from lamina.predict.device_presets import preset
     from lamina.predict.profile import read_all
-    from lamina.sim.scenario import Scenario
-    from lamina.sim.workload import Workload, steps
-    from lamina.types import NEVER_US, FunctionSpec, Slo
 
     profiles = read_all(folder)
     if not profiles:
         raise BadValue(f"--profiles {folder}: no profiles there", hint="a folder with the profiler's .json files")
+    return from_known_profiles(tasks, profiles, policy, network, preset, f"--profiles {folder}")
+
+
+def from_known_profiles(
+    tasks: Path,
+    profiles: Sequence[Profile],
+    policy: str,
+    network: float,
+    devices: Callable[[str], DeviceSpec] | Mapping[str, DeviceSpec],
+    where: str,
+) -> PlanInput:
+    """Functions by name, with these profiles: a scenario in all but its file. `devices` by kind; `where` is for errors."""
+    from lamina.sim.scenario import Scenario
+    from lamina.sim.workload import Workload, steps
+    from lamina.types import NEVER_US, FunctionSpec, Slo
+
+    device_of = devices if callable(devices) else devices.__getitem__
+    profiles = [one for one in profiles if one.points]
     by_name = {name: [one for one in profiles if one.function == name] for name in {one.function for one in profiles}}
     rows = read_rows(tasks, sorted(by_name))
     wanted = {name for name, _, _ in rows}
@@ -179,14 +195,14 @@ def from_profiles(tasks: Path, folder: Path, policy: str, network: float) -> Pla
     ]
     everywhere = set.intersection(*({one.device for one in by_name[name]} for name in wanted))
     if not everywhere:
-        raise BadValue(f"--profiles {folder}: no device has a profile of every task", hint="measure them on one kind")
+        raise BadValue(f"{where}: no device has a profile of every task", hint="measure them on one kind")
     scenario = Scenario(
         name=tasks.stem,
         devices=(),
         functions=tuple(functions),
         profiles=tuple(used),
         loads=tuple(Workload(target=name, segments=steps([(NEVER_US, rate)])) for name, rate, _ in rows if rate),
-        templates={kind: preset(kind) for kind in sorted(everywhere)},
+        templates={kind: device_of(kind) for kind in sorted(everywhere)},
     )
     return from_scenario(scenario, policy, network)
 

@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from lamina.cli import EXIT_FAILED
+from lamina.cli._from_server import from_server_option
 from lamina.cli._shared import FiniteFloat, InputFile, console
 from lamina.errors import BadValue
 
@@ -31,10 +32,11 @@ _FILE = click.Path(readable=False, path_type=Path)
 
 
 @click.command()
-@click.argument("tasks", type=InputFile("give a scenario (.toml), or a CSV of model,rate,SLO lines"))
+@click.argument("tasks", required=False, type=InputFile("give a scenario (.toml), or a CSV of model,rate,SLO lines"))
 @click.option("--policy", default="gpulet", show_default=True, help="gpulet, gpulet-noint, greedy_part, timesharing or frontier.")
 @click.option("--gpus", metavar="N | KIND=N,...", help="Available GPUs; default: as few as possible.")
 @click.option("--profiles", type=_FILE, help="Folder with the profiler's files, for a list of tasks by name.")
+@from_server_option
 @click.option("--glet-dir", type=_FILE, help="Folder with gpu-let's files: profiles, memory, inputs.")
 @click.option("--sched-config", type=_FILE, help="Flags of the scheduler; default: those of the policy.")
 @click.option("--device-config", type=_FILE, help="Kinds of GPUs; default: device-config.json in that folder.")
@@ -50,10 +52,11 @@ _FILE = click.Path(readable=False, path_type=Path)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 @click.option("--plot", type=_FILE, help="Draw the GPUs and their slices (.png or .svg).")
 def command(
-    tasks: Path,
+    tasks: Path | None,
     policy: str,
     gpus: str | None,
     profiles: Path | None,
+    server: str | None,
     glet_dir: Path | None,
     sched_config: Path | None,
     device_config: Path | None,
@@ -73,6 +76,7 @@ def command(
       lamina plan scenarios/quickstart.toml --check
       lamina plan tasks.csv --profiles profiles/v100 --gpus 4
       lamina plan tasks.csv --profiles profiles/h200 --policy frontier --target 0.999
+      lamina plan --from-server http://127.0.0.1:8700
     """
     from lamina.cli import _plan_report as show
     from lamina.planner.partitioning.catalogue import WHOLE
@@ -81,7 +85,12 @@ def command(
         from lamina.sim.plot import check_path
 
         check_path(plot)
-    given = _read(tasks, policy, profiles, glet_dir, sched_config, device_config, network or 0.0, compat)
+    if server is not None:
+        given = _read_from_server(tasks, policy, server, network or 0.0, compat)
+    elif tasks is not None:
+        given = _read(tasks, policy, profiles, glet_dir, sched_config, device_config, network or 0.0, compat)
+    else:
+        raise click.UsageError("nothing to plan for: give TASKS, or --from-server URL")
     wanted = _gpus(gpus, given)
     if compat and target is not None:
         raise BadValue("--target: the original plans for no attainment", hint="leave --compat or --target out")
@@ -128,6 +137,25 @@ def _read(
     raise BadValue("--profiles: profiles are needed", hint="name a folder with them, or with gpu-let's files (--glet-dir)")
 
 
+def _read_from_server(tasks: Path | None, policy: str, url: str, network_gbit: float, compat: bool) -> PlanInput:
+    """Input with the profiles that a server has learnt; without TASKS, with all else that it serves and has."""
+    from lamina.cli import _from_server as server
+    from lamina.cli import _plan_input as source
+    from lamina.sim import scenario
+
+    source.check_policy(policy)
+    if compat:
+        raise BadValue("--compat: the original reads its own files only", hint="leave --from-server out")
+    if tasks is None:
+        return source.from_scenario(server.scenario_from_server(url), policy, network_gbit)
+    if tasks.suffix == ".toml":
+        return source.from_scenario(server.with_server_profiles(scenario.read(tasks), url), policy, network_gbit)
+    found = server.fetch_snapshot(url)
+    return source.from_known_profiles(
+        tasks, found.profiles, policy, network_gbit, {one.kind: one for one in found.devices}, f"--from-server {url}"
+    )
+
+
 def _gpus(text: str | None, given: PlanInput) -> list[str] | None:
     """Kinds of the GPUs; None: to be found."""
     if text is None:
@@ -155,8 +183,8 @@ def _find(
 ) -> tuple[Sequence[str], PartitionPlan, show.PlanCheck | None]:
     """Plan, kinds of its GPUs, and estimate: on the GPUs that are given, else on as few as possible.
 
-    Planners know rates and rounds, not bursts in a row. So a plan is tried out at the peak rates, in a short simulation; functions
-    whose calls miss the target get more room, until all meet it. If none does on the GPUs there are, the best one is returned.
+    Planners know rates and rounds, not bursts in a row. So a plan is tried out at the peak rates, in a short simulation, and
+    functions whose calls miss the target get more room until all meet it. If that fits nowhere, the best plan is returned.
     """
     from lamina.cli import _plan_report as show
 

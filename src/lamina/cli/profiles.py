@@ -1,4 +1,4 @@
-"""`lamina profiles`: what has been measured. List profiles, show one, draw it, compare two."""
+"""`lamina profiles`: what has been measured or learnt. List profiles, show one, draw it, compare two, pull them from a server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILE = click.Path(readable=False, path_type=Path)
 
 @click.group(cls=CommandGroup)
 def command() -> None:
-    """Measured latencies of functions: list them, show one, draw it, compare two."""
+    """Measured latencies of functions: list them, show one, draw it, compare two, pull what a server has learnt."""
 
 
 @command.command("ls")
@@ -121,6 +121,40 @@ def compare_two(before: Path, after: Path, as_json: bool) -> None:
     )
     if found.only_before or found.only_after:
         click.echo(f"not compared: {found.only_before} points only before, {found.only_after} only after")
+
+
+@command.command("pull")
+@click.option("--server", "--url", "url", help="URL of the server; default LAMINA_URL, else http://127.0.0.1:8700.")
+@click.option("--out", type=FILE, default=Path("learnt"), show_default=True, help="Folder for the files, made if need be.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON array with what was written.")
+def pull(url: str | None, out: Path, as_json: bool) -> None:
+    """Write what a running server has learnt as profile files, FUNCTION.DEVICE.json each.
+
+    \b
+    Examples:
+      lamina profiles pull --server http://127.0.0.1:8700 --out learnt
+    """
+    import os
+
+    from lamina.cli._from_server import fetch_snapshot
+    from lamina.cli._shared import DEFAULT_URL
+    from lamina.predict.profile import write
+
+    url = url or os.environ.get("LAMINA_URL", DEFAULT_URL)
+    found = [one for one in fetch_snapshot(url).profiles if one.points]
+    if not found:
+        raise BadValue(f"{url} has learnt nothing yet", hint="call its functions first")
+    out.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for one in found:
+        file = out / f"{one.function}.{one.device}.json"
+        write(one, file)
+        rows.append({"file": str(file), **_about(one)})
+    if as_json:
+        _echo(rows)
+        return
+    for row in rows:
+        click.echo(f"{row['file']}: {row['points']} points, {row['source'] or 'as it was given'}")
 
 
 def _name(profile: Profile) -> str:

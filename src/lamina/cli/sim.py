@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lamina.cli._from_server import from_server_option
 from lamina.cli._shared import console, policy_options
 from lamina.errors import BadValue
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("scenario", type=click.Path(readable=False, path_type=Path))
+@click.argument("scenario", required=False, type=click.Path(readable=False, path_type=Path))
+@from_server_option
 @click.option("--policy", help="Policy to use instead of the scenario's: a name, or the path of a file.")
 @click.option("--policy-option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the policy; repeatable.")
 @click.option("--seed", type=click.IntRange(min=0), help="Seed to use instead of the scenario's.")
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
 )
 @click.option("--check", is_flag=True, help="Check every invariant after every event; slow.")
 def command(
-    scenario: Path,
+    scenario: Path | None,
+    server: str | None,
     policy: str | None,
     options: tuple[str, ...],
     seed: int | None,
@@ -52,6 +55,7 @@ def command(
       lamina sim scenarios/quickstart.toml --policy fifo
       lamina sim scenario.toml --seed 7 --json
       lamina sim scenario.toml --log events.jsonl --explain
+      lamina sim --from-server http://127.0.0.1:8700 --policy edf
     """
     from lamina.sim import scenario as scenarios
     from lamina.sim import summary as summaries
@@ -64,7 +68,14 @@ def command(
         from lamina.sim.plot import check_path
 
         check_path(plot)
-    read = scenarios.read(scenario)
+    if server is not None:
+        from lamina.cli._from_server import scenario_from_server, with_server_profiles
+
+        read = with_server_profiles(scenarios.read(scenario), server) if scenario is not None else scenario_from_server(server)
+    elif scenario is not None:
+        read = scenarios.read(scenario)
+    else:
+        raise click.UsageError("nothing to simulate: give a SCENARIO, or --from-server URL")
     with _log(log_file) as writer, _progress(read, calls) as progress:
         summary = run(
             read,

@@ -14,9 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
 from lamina.planner.interference import InterferenceModel
 from lamina.predict.drift import INITIAL_DEVIATION, PLAN_DEVIATIONS, SMOOTHING, DriftingMean, LatencyCurve
-from lamina.predict.profile import Profile
+from lamina.predict.profile import Point, Profile
 from lamina.predict.profile_table import ProfileTable
 
 STALE_SHARE = 0.5  #: share of observations outside of a profile's interval that makes it stale
@@ -119,6 +121,35 @@ class OnlinePredictor:
         """Profiles to measure again."""
         found = sorted(key for key, ratio in self._ratios.items() if ratio.is_stale and key[1] not in self.soft_kinds)
         return [StaleProfile(*key, ratio=self._ratios[key].mean.mean, outside=self._ratios[key].outside) for key in found]
+
+    def learnt_profiles(self) -> list[Profile]:
+        """What is known by now, as profiles: those it began with at the scale that was seen, and curves learnt from nothing."""
+        began = {(one.function, one.device): one for one in self.base.profiles}
+        curves: dict[tuple[str, str], list[tuple[int, int, LatencyCurve]]] = {}
+        for (function, kind, units, cores), curve in self._curves.items():
+            curves.setdefault((function, kind), []).append((units, cores, curve))
+        found = []
+        for key in sorted({*began, *curves}):
+            base = began.get(key) or Profile(function=key[0], device=key[1], points=[])
+            points = [self._learnt_point(key, point) for point in base.points]
+            points += [
+                Point(batch=batch, units=units, cores=cores, p50_us=seen.mean, p99_us=seen.planning_value)
+                for units, cores, curve in curves.get(key, ())
+                for batch, seen in sorted(curve.sizes.items())
+            ]
+            runs = sum(ratio.seen for place, ratio in self._ratios.items() if place[:2] == key)
+            runs += sum(seen.count for _, _, curve in curves.get(key, ()) for seen in curve.sizes.values())
+            meta = base.meta | {"source": "learnt", "runs": runs} if runs else base.meta
+            found.append(structs.replace(base, points=points, load_us=self.load_us(*key), meta=meta))
+        return found
+
+    def _learnt_point(self, key: tuple[str, str], point: Point) -> Point:
+        everywhere = self._all_slices.get(key)
+        if everywhere is None:
+            return point
+        ratio = self._ratios.get((*key, point.units, point.cores))
+        level = ratio.mean if ratio is not None and ratio.is_separate else everywhere
+        return structs.replace(point, p50_us=point.p50_us * level.mean, p99_us=point.p50_us * level.planning_value)
 
     def replace_profile(self, profile: Profile) -> None:
         """It was measured again: from now on this is its profile, and what was learnt about the old one is void."""

@@ -179,6 +179,10 @@ class Client:
         """Devices, functions and targets as they are now."""
         return self.drive(self._protocol.read("/v1/status"))
 
+    def profiles(self) -> Any:
+        """What the server has learnt: profiles of its functions, with specs, devices and rates."""
+        return self.drive(self._protocol.read("/v1/profiles"))
+
     def explain(self, call_id: str) -> Any:
         """History of a call or run that the server still remembers: its batches, and which rule delayed or rejected it."""
         return self.drive(self._protocol.read(f"/v1/explain/{quote(call_id, safe='')}"))

@@ -84,6 +84,7 @@ def document(targets: list[CallTarget], more: dict[str, Any]) -> dict[str, Any]:
             ("/v1/functions", "What can be called", "functions", ()),
             ("/v1/workflows", "Workflows that can be called", "workflows", ()),
             ("/v1/status", "Devices, instances and queues now", "status", ()),
+            ("/v1/profiles", "What was learnt of functions, devices and rates, for plans and simulations", "profiles", ()),
         )
     }
     paths["/v1/explain/{id}"] = {

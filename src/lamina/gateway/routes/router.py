@@ -20,6 +20,7 @@ from lamina.gateway.routes.calls import CallHandler, DecodedBody
 from lamina.gateway.routes.explain import SampledRefusals
 from lamina.gateway.routes.http_codec import JSON
 from lamina.gateway.routes.problems import defect_problem, error_problem, make_problem, reject_method, respond_problem
+from lamina.gateway.routes.profiles import take_snapshot
 from lamina.gateway.routes.status import status
 from lamina.gateway.routes.targets import CallTarget, TargetRegistry
 from lamina.sdk.binding import Param
@@ -36,6 +37,7 @@ _INDEX = {
     "state": "/v1/state",
     "bill": "/v1/bill",
     "status": "/v1/status",
+    "profiles": "/v1/profiles",
     "metrics": "/metrics",
     "health": "/healthz",
     "ready": "/readyz",
@@ -90,6 +92,7 @@ class Router:
             "/v1/functions": lambda grant: self._listing("function", grant),
             "/v1/workflows": lambda grant: self._listing("workflow", grant),
             "/v1/status": lambda grant: self._status(),
+            "/v1/profiles": lambda grant: self._profiles(),
             "/metrics": lambda grant: (metrics.exposition(), b"text/plain; version=0.0.4; charset=utf-8"),
             "/openapi.json": lambda grant: (msgspec.json.encode(self._visible_paths(openapi(), grant)), JSON),
             "/healthz": lambda grant: (b'{"status":"ok","role":"%s"}' % self._role(), JSON),
@@ -197,6 +200,9 @@ class Router:
 
     def _status(self) -> tuple[bytes, bytes]:
         return msgspec.json.encode(status(self._driver, self._metrics.rolling, self.targets.all, self._memory())), JSON
+
+    def _profiles(self) -> tuple[bytes, bytes]:
+        return msgspec.json.encode(take_snapshot(self._driver, self._metrics.rolling, self.targets.all)), JSON
 
 
 def _respond_document(document: Document, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
