@@ -128,18 +128,27 @@ class UnknownTarget(LaminaError):
 
 
 class Refused(LaminaError):
-    """Rejected at admission: it could not have been in time. `offer_ms` is what could be promised instead."""
+    """Rejected at admission: it would be late, or too dear. `offer_ms` is the latency that could be promised instead,
+    `price` what it would cost at least; None where that is not known."""
 
     status = 429
     code = "refused"
 
     def __init__(
-        self, message: str, *, reason: str = "", retry_after_s: float = 0.0, offer_ms: float | None = None, hint: str = ""
+        self,
+        message: str,
+        *,
+        reason: str = "",
+        retry_after_s: float = 0.0,
+        offer_ms: float | None = None,
+        price: float | None = None,
+        hint: str = "",
     ) -> None:
         super().__init__(message, hint=hint)
         self.reason = reason
         self.retry_after_s = retry_after_s
         self.offer_ms = offer_ms
+        self.price = price
 
 
 REFUSALS: Final = {

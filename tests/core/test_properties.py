@@ -53,6 +53,17 @@ def test_a_hundred_orders_of_events_keep_every_invariant_too():
 
 
 @some
+@given(worlds, st.sampled_from(("frontier", "edf")))
+def test_no_call_is_rejected_with_an_offer_inside_its_deadline_or_a_price_within_its_limit(world, policy):
+    chaos = played(world | {"policy": policy})
+    for (now_us, event), actions in zip(chaos.log, chaos.said, strict=True):
+        for action in actions:
+            if isinstance(event, ev.CallArrived) and isinstance(action, do.Reject):
+                assert action.reason != "deadline" or not 0 < action.offer_us <= event.call.expires_us - now_us
+                assert action.reason != "cost" or action.price > event.call.cost_limit
+
+
+@some
 @given(worlds, st.sampled_from(("fifo", "edf")))
 def test_work_that_was_accepted_with_time_to_spare_is_not_starved(world, policy):
     """Its time ends long after the trouble does, so running out of it is no honest end."""

@@ -242,23 +242,61 @@ def test_a_limit_that_only_a_smaller_slice_keeps_to_is_refused_where_there_is_no
     assert (script.at(200 * MS).ending("c") != "cost") is answered
 
 
-def much_demand(looks: int, busy: float) -> LoadShedder:
-    """A hundred light and a hundred heavy calls before each look at a device that is so busy."""
-    demand = LoadShedder()
-    for look in range(looks):
-        for _ in range(100):
-            demand.record_arrival("light")
-            demand.record_arrival("heavy")
-        demand.record_utilisation("gpu0", busy)
-        demand.update(look * 1_000 * MS, {"gpu0": 8}, {"light": {"gpu0": 40.0 * MS}, "heavy": {"gpu0": 400.0 * MS}})
-    return demand
+def demand_on(shedder: LoadShedder, looks: int, busy: float, calls: dict[str, int], **weights: float) -> LoadShedder:
+    """So many calls of each target, by the tenant after its colon, a second before each look at a device that is so busy."""
+    for look in range(1, looks + 1):
+        for stream, count in calls.items():
+            target, _, tenant = stream.partition(":")
+            for number in range(count):
+                shedder.record_arrival(Call(f"{number}", target, 0, tenant=tenant))
+        shedder.record_utilisation("gpu0", busy)
+        work = {"light": {"gpu0": 40.0 * MS}, "heavy": {"gpu0": 400.0 * MS}, "twin": {"gpu0": 400.0 * MS}}
+        shedder.update(look * 1_000 * MS, {"gpu0": 8}, work, weights)
+    return shedder
 
 
-def test_in_overload_those_that_take_most_are_turned_away():
-    demand = much_demand(looks=5, busy=1.0)
-    assert demand.is_overloaded
-    assert all(demand.admits("light", ["gpu0"]) for _ in range(100))
-    assert sum(demand.admits("heavy", ["gpu0"]) for _ in range(100)) < 20
+def admitted(shedder: LoadShedder, target: str, tenant: str = "", goal_us: int = 10 * MS, calls: int = 100) -> int:
+    """Of calls in the next second, those whose stream is due one within their goal."""
+    found = 0
+    for number in range(calls):
+        now_us, call = 6_000 * MS + number * 1_000 * MS // calls, Call("c", target, 0, tenant=tenant)
+        if shedder.delay_us(now_us, call) <= goal_us:
+            shedder.on_admitted(now_us, call)
+            found += 1
+    return found
+
+
+def test_in_overload_what_asks_for_less_than_its_share_is_not_held_back():
+    """Eight units: the light target asks for 3 of them, the heavy one for 40 and has what is left: 12 of its 100 calls."""
+    shedder = demand_on(LoadShedder(), 5, 1.0, {"light": 75, "heavy": 100})
+    assert shedder.is_overloaded
+    assert admitted(shedder, "light", calls=75) == 75
+    assert 11 <= admitted(shedder, "heavy") <= 14
+
+
+def test_equal_targets_are_shed_alike_whichever_was_first():
+    shedder = demand_on(LoadShedder(), 5, 1.0, {"heavy": 100, "twin": 100})
+    assert abs(admitted(shedder, "heavy") - admitted(shedder, "twin")) <= 1
+
+
+def test_a_tenant_of_three_times_the_weight_has_three_times_the_share():
+    shedder = demand_on(LoadShedder(), 5, 1.0, {"heavy:large": 100, "heavy:small": 100}, large=3.0, small=1.0)
+    assert admitted(shedder, "heavy", "large") == pytest.approx(3 * admitted(shedder, "heavy", "small"), abs=2)
+
+
+def test_a_stream_with_much_time_fills_the_time_it_has():
+    """Two and a half of them a second are its share: a goal of a minute leaves room for all hundred."""
+    shedder = demand_on(LoadShedder(), 5, 1.0, {"heavy": 100, "twin": 100})
+    assert admitted(shedder, "heavy", goal_us=60_000 * MS) == 100
+
+
+def test_a_device_has_no_room_to_spare_while_a_stream_does_not_get_its_share():
+    shedder = demand_on(LoadShedder(), 5, 1.0, {"heavy": 100, "twin": 100})
+    now_us = 6_000 * MS
+    assert not shedder.is_tight(now_us, ["gpu0"], needed_us=99, allowed_us=100)
+    shedder.on_squeezed(now_us, ["gpu0"])
+    assert shedder.is_tight(now_us + 1, ["gpu0"], needed_us=1, allowed_us=100)
+    assert not shedder.is_tight(now_us + 1_000 * MS, ["gpu0"], needed_us=1, allowed_us=100)
 
 
 @pytest.mark.slow
@@ -271,17 +309,14 @@ def test_however_much_there_is_to_do_who_has_no_goal_is_let_in():
     assert patient.answered == patient.offered > 1_000
 
 
-def test_while_there_is_room_everybody_is_let_in():
-    demand = LoadShedder()
-    for look in range(5):
-        demand.record_arrival("heavy")
-        demand.update(look * 1_000 * MS, {"gpu0": 8}, {"heavy": {"gpu0": 400.0 * MS}})
-    assert not demand.is_overloaded and demand.admits("heavy", ["gpu0"])
+def test_while_there_is_room_no_stream_is_held_back():
+    shedder = demand_on(LoadShedder(), 5, 1.0, {"heavy": 1, "twin": 1})
+    assert not shedder.is_overloaded and admitted(shedder, "heavy") == 100
 
 
-def test_more_calls_than_usual_turn_nobody_away_from_a_device_that_is_not_busy():
-    demand = much_demand(looks=2, busy=0.7)
-    assert not demand.is_overloaded and demand.admits("heavy", ["gpu0"])
+def test_more_calls_than_usual_hold_nothing_back_on_a_device_that_is_not_busy():
+    shedder = demand_on(LoadShedder(), 2, 0.7, {"heavy": 100, "twin": 100})
+    assert not shedder.is_overloaded and admitted(shedder, "heavy") == 100
 
 
 # -------------------------------------------------------------------------------------------------------------- lateness

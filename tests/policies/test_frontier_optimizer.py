@@ -71,6 +71,8 @@ def a_world(*devices: Device, takes_us: int = 10 * MS, max_batch: int = 1, waiti
         instance = Instance(f"f-{number}", "f", device.spec.id, InstancePhase.WARM, 0)
         state.instances[instance.id] = function.instances[instance.id] = instance
         device.instances[instance.id] = None
+    if waiting:
+        state.waiting["f"] = function
     return View(state, Known({"f": takes_us}, {}), {"f": ALONE})
 
 

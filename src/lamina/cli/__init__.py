@@ -124,10 +124,11 @@ def _os_error_hint(error: OSError) -> str:
 
 
 def _offer(error: Refused) -> str:
-    """The latency that could be met instead, if the server offers one."""
+    """The latency that could be met instead, and the price, as far as the server names them."""
     from lamina.units import show_us
 
-    return f"\n  offer: {show_us(round(1000 * error.offer_ms))}" if error.offer_ms else ""
+    offer = f"\n  offer: {show_us(round(1000 * error.offer_ms))}" if error.offer_ms else ""
+    return offer + (f"\n  price: {error.price:.3g}" if error.price else "")
 
 
 def _trace(error: LaminaError) -> str:

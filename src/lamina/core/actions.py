@@ -82,13 +82,15 @@ class FailCall(Struct, frozen=True, tag=True):
 
 
 class Reject(Struct, frozen=True, gc=False, tag=True):
-    """Rejection of a call at admission. `offer_us` is the latency that could be met now, 0 if none is known."""
+    """Rejection of a call at admission. `offer_us` is the latency that could be met now, `price` what it would cost at least;
+    0 where that is not known."""
 
     call_id: str
     reason: str
     retry_after_us: int = 0
     offer_us: int = 0
     why: str = ""  #: what the policy weighed, for `explain`
+    price: float = 0.0
 
 
 class ResolveData(Struct, frozen=True, tag=True):

@@ -111,11 +111,11 @@ class Controller:
         self.is_deciding = False  #: the event itself has been handled: what is raised now is not of its call
         self._housekeeping_at_us = HOUSEKEEPING_US
         self._margin = margin = AdmissionMargin(self.flows)
-        picks_slice_size = getattr(policy, "picks_slice_size", False)
-        self.view = view = View(state, predictor, self.flows, margin, picks_slice_size=picks_slice_size, explain=explain)
+        self._fair_share = tenancy = FairShare(state, margin, policy.order)
+        picks = getattr(policy, "picks_slice_size", False)
+        self.view = view = View(state, predictor, self.flows, margin, tenancy.weight_of, picks_slice_size=picks, explain=explain)
         self._dispatch_queue = queue = DispatchQueue(state)
         self._wakeups = wakeups = Wakeups(state.runs)
-        self._fair_share = tenancy = FairShare(state, margin, policy.order)
         self._cluster = cluster = Cluster(state, view, queue, out)
         self._calls = calls = CallRegistry(state, view, queue, wakeups, tenancy, margin, out)
         self._engine = engine = WorkflowEngine(state, self.flows, view, calls, tenancy, out)

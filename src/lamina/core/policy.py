@@ -178,6 +178,10 @@ def _no_margin_us(target: str) -> int:
     return 0
 
 
+def _equal_weight(tenant: str) -> float:
+    return 1.0
+
+
 class View(Clock):
     """Read-only view of the state and the time, with the questions policies ask most.
 
@@ -186,7 +190,7 @@ class View(Clock):
 
     __slots__ = (
         "_least_costs", "_state", "admission_margin_us", "bandwidth", "batches", "deferred", "devices", "explain", "flows",
-        "functions", "instances", "needs_instance", "picks_slice_size", "predictor", "waiting",
+        "functions", "instances", "needs_instance", "picks_slice_size", "predictor", "tenant_weight", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -195,6 +199,7 @@ class View(Clock):
         predictor: Predictor,
         flows: Mapping[str, Flow] | None = None,
         margin: AdmissionMargin | None = None,
+        tenant_weight: Callable[[str], float] = _equal_weight,
         *,
         picks_slice_size: bool = False,
         explain: bool = False,
@@ -207,6 +212,7 @@ class View(Clock):
         self.explain = explain  #: `Start.why` will be read
         self.admission_margin_us: Callable[[str], int] = margin.margin_us if margin is not None else _no_margin_us
         """Margin to add to an estimate so that as many calls of this target are in time as its SLO asks for."""
+        self.tenant_weight = tenant_weight  #: weight of a tenant in fair sharing
         self.bandwidth = bandwidth_rule(predictor)  #: limits what may run side by side; None: demands are not known
         self.functions = state.functions
         self.flows: Mapping[str, Flow] = flows if flows is not None else {}

@@ -106,6 +106,7 @@ def exception_for(ending: FailCall | Reject, info: ErrorInfo | None) -> LaminaEr
             reason=ending.reason,
             retry_after_s=ending.retry_after_us / 1e6,
             offer_ms=ending.offer_us / 1000 or None,
+            price=ending.price or None,
         )
     said = f"{info.type}: {info.message}" if info is not None else ending.error
     if ending.error == "deadline":

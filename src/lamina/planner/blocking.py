@@ -7,15 +7,16 @@ able to be?". Each function that is resident on the device and has an SLO tolera
 
 A batch that holds its units for longer than that may not take the units such a function would need: for each of them a block of
 the size it runs on must be free, or become free within its tolerance, beside this batch and the blocks kept for the others. How
-many blocks are kept for one follows its demand: as many as its arrivals keep busy, at least one, and no more than an equal share
-of the device, so that under overload no function is kept out by what others ask for. A function counts while it has been called
-lately or has a standing instance. Its home, if it has one, is the block that is kept: so a home is lent only to batches that end
-within the owner's tolerance.
+many blocks are kept for one follows its demand: as many as its calls keep busy, rejected ones included, and at least one. A
+function whose jobs have most of their time left takes what others do not need; after that it insists on an equal share of the
+device, so that under overload no function is kept out by what others ask for. A function counts while it has been called lately
+or has a standing instance. Its home, if it has one, is the block that is kept: so a home is lent only to batches that end within
+the owner's tolerance.
 
 What is kept is placed where it costs the batch least: on units that are not free yet but will be in time, else at the edge of the
-free ones. What cannot be kept in any case (a longer batch runs there already) blocks nothing. A function that fits on no part of
-the device beside what is kept takes turns with the others: it may start once it has left the device alone for some times as long
-as it is about to hold it.
+free ones. Where longer batches run already and no block is free in time, the one that is free first is kept: else long batches
+that end one after another would leave no whole block for ever. A function that fits on no part of the device beside what is kept
+takes turns with the others: it may start once it has left the device alone for some times as long as it is about to hold it.
 """
 
 from __future__ import annotations
@@ -46,6 +47,12 @@ MAX_CHECKS = 20_000
 TURN = 4
 """A function that fits beside nothing leaves the device to others for so many times as long as it holds it."""
 
+AMPLE = 10
+"""Times what a batch takes: a job with less time than that left is in no position to wait for others."""
+
+PATIENCE = 0.5
+"""Part of its time that a job may wait before its function insists on an equal share of the device."""
+
 SAFETY = 0.1
 """Part of an SLO that is left out of the tolerance: hand-over, and predictions that are a little off."""
 
@@ -72,6 +79,7 @@ class BlockingRule:
 
     def __init__(self) -> None:
         self._claims: dict[str, tuple[int, list[Claim]]] = {}
+        self.blocked_us = -1  #: when units were last kept from a function
 
     def kept_units(self, view: View, function: FunctionState, device: Device, free: int, at_us: int, time_us: int) -> int:
         """Units that a batch of the function, from `at_us` on for `time_us`, must leave to others."""
@@ -82,13 +90,15 @@ class BlockingRule:
         urgent = [claim for claim in claims if claim.tolerance_us < time_us and claim.function != name]
         if not urgent:
             return 0
-        functions = {name, *(claim.function for claim in claims)}
-        share = device.spec.units // len(functions)
-        urgent = [claim._replace(blocks=max(1, min(claim.blocks, share // claim.units))) for claim in urgent]
+        if not _has_time(view, function, time_us):
+            functions = {name, *(claim.function for claim in claims)}
+            share = device.spec.units / len(functions)
+            urgent = [claim._replace(blocks=max(1, min(claim.blocks, int(share / claim.units + 0.5)))) for claim in urgent]
         held = [Holding(batch.mask, _end_us(batch)) for batch in (view.batches[number] for number in device.running)]
         kept = keep_units(device.spec.units, device.spec.limits.aligned, held, urgent, free, at_us)
         if not kept & free or self._takes_turn(view, function, device, urgent, time_us):
             return 0
+        self.blocked_us = view.now_us
         return kept
 
     def claims(self, view: View, device: Device) -> list[Claim]:
@@ -113,15 +123,24 @@ class BlockingRule:
         return all(not one.running and one.last_used_us + TURN * time_us <= view.now_us for one in mine)
 
 
+def _has_time(view: View, function: FunctionState, time_us: int) -> bool:
+    """Whether its most urgent job has most of its time left, and many times what it takes: until then it takes what others do not
+    need."""
+    if not function.spec.slo.latency_us or not len(function.queue):
+        return False
+    head = function.queue.head()
+    return head.due_us - view.now_us > max(AMPLE * time_us, PATIENCE * (head.due_us - head.enqueued_us))
+
+
 def keep_units(units: int, aligned: bool, held: Iterable[Holding], claims: Sequence[Claim], free: int, at_us: int) -> int:
     """Units to keep for these claims, most urgent first, at the least cost in free units.
 
-    A claim is left out only if no way is found to keep it beside those before it: where taking the cheapest block for one leaves
-    none for the next, all of them are placed anew. On devices of few units, such as a GPU in partitions, that search is complete.
+    A claim is left out only if no way is found beside those before it: where taking the cheapest block for one leaves none
+    for the next, all of them are placed anew. On devices of few units, such as a GPU in partitions, that search is complete.
     """
     held = list(held)
     everything = (1 << units) - 1
-    kept, homes = 0, 0
+    kept, homes = 0, 0  #: all that is kept; and what of it has one place only
     placed: list[tuple[int, int]] = []  #: blocks that are kept: where they may be, and their size
     for claim in claims:
         left = everything & ~homes
@@ -135,14 +154,19 @@ def keep_units(units: int, aligned: bool, held: Iterable[Holding], claims: Seque
             continue
         for _ in range(claim.blocks):
             block = _cheapest_block(left & ~kept, free & ~kept, claim.units, units, aligned)
-            if block:
-                kept |= block
-            else:
-                anew = _place((*placed, (left, claim.units)), units, aligned)
-                if not anew:
-                    break
+            wanted = tuple((where & ~homes, size) for where, size in (*placed, (left, claim.units)))
+            if not block and (anew := _place(wanted, units, aligned)):
                 kept = homes | anew
-            placed.append((left, claim.units))
+                placed.append((left, claim.units))
+                continue
+            if block:
+                placed.append((left, claim.units))
+            else:
+                block = _soonest_block(held, everything & ~kept, free, claim.units, units, aligned)
+                if not block:
+                    break
+                homes |= block
+            kept |= block
     return kept
 
 
@@ -178,6 +202,17 @@ def _cheapest_block(left: int, free: int, size: int, units: int, aligned: bool) 
     for block in _blocks(size, units, aligned):
         if left & block == block:
             key = ((block & free).bit_count(), -_longest_row(free & ~block))
+            if key < best_key:
+                best, best_key = block, key
+    return best
+
+
+def _soonest_block(held: list[Holding], left: int, free: int, size: int, units: int, aligned: bool) -> int:
+    """The block that is free first; among those the one that takes the fewest free units."""
+    best, best_key = 0, (NEVER_US, units)
+    for block in _blocks(size, units, aligned):
+        if left & block == block:
+            key = (max([one.until_us for one in held if one.mask & block], default=0), (block & free).bit_count())
             if key < best_key:
                 best, best_key = block, key
     return best
@@ -231,7 +266,8 @@ def _claim(view: View, function: FunctionState, device: Device, slo_us: int, hom
     if not times:
         return None
     units, alone_us = next(((size, us) for size, us in times if us <= slo_us // 2), min(times, key=lambda one: one[1]))
-    gap_us = max(1.0, function.arrivals.interarrival_us)
+    arrivals = function.arrivals
+    gap_us = max(1.0, arrivals.offered_gap_us, float(view.now_us - arrivals.offered_us))  # it grows while none arrives
     batch, batch_us = 1, alone_us
     if gap_us < NEVER_US:
         batch = max(1, min(spec.max_batch, round(slo_us / 2 / gap_us)))

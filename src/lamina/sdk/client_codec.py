@@ -246,6 +246,7 @@ def error_of(response: ClientResponse) -> LaminaError:
             reason=str(problem.get("reason", "")),
             retry_after_s=_float(problem.get("retry_after_s")) or _number(response.headers, "retry-after"),
             offer_ms=_float(problem.get("offer_ms")) or None,
+            price=_float(problem.get("price")) or None,
             hint=hint,
         )
     elif code == FunctionFailed.code:

@@ -1,4 +1,4 @@
-"""Admission control: tenants' limits first, then full queues and cost limits, then the policy."""
+"""Admission control: tenants' limits first, then full queues, then the policy; at last the least that a call costs."""
 
 from __future__ import annotations
 
@@ -84,14 +84,12 @@ class Admission:
             if len(function.queue) >= function.spec.max_queue:
                 why = f"{name} has {len(function.queue)} jobs waiting, which is its limit (max_queue)"
                 return Reject(call.id, "queue-full", retry_after_us=1_000_000, why=why)
-        if call.cost_limit and (least := self._view.least_cost(flow)) > call.cost_limit:
-            why = f"it costs {least:.3g} at least, in full batches where it is cheapest; its cost limit is {call.cost_limit:.3g}"
-            return Reject(call.id, "cost", why=why)
-        if self._role is None:
-            return None
-        verdict = self._role.admit(self._view, call)
+        verdict = self._role.admit(self._view, call) if self._role is not None else None
         if isinstance(verdict, Reject):
             self._on_rejected(flow)
+        elif call.cost_limit and (least := self._view.least_cost(flow)) > call.cost_limit:
+            why = f"it costs {least:.3g} at least, in full batches where it is cheapest; its cost limit is {call.cost_limit:.3g}"
+            return Reject(call.id, "cost", why=why, price=least)
         return verdict
 
     def _on_rejected(self, flow: Target) -> None:
@@ -102,3 +100,5 @@ class Admission:
             if not function.instances:
                 function.arrivals.on_arrival(self._view.now_us)
                 self._dispatch_queue.needs_instance(name)
+            else:
+                function.arrivals.on_offered(self._view.now_us)

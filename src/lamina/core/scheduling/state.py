@@ -166,21 +166,28 @@ class ArrivalStats:
     count: int = 0
     last_us: int = -1
     interarrival_us: float = float(NEVER_US)
+    offered_us: int = -1  #: last call, admitted or not
+    offered_gap_us: float = float(NEVER_US)  #: calmer, with rejected calls: what is kept for them must not shrink by rejecting
     resubmit_share: float = 0.0
     resubmit_until_us: int = -1  #: until then an arrival counts as a resubmission after the last batch
     last_batch_size: int = 0
     resubmitted: int = 0  #: arrivals since
 
     def on_arrival(self, now_us: int) -> None:
+        gap, known = now_us - self.last_us, self.interarrival_us
         if self.last_us >= 0:
-            gap = now_us - self.last_us
-            self.interarrival_us = (
-                gap if self.interarrival_us >= NEVER_US else self.interarrival_us + 0.3 * (gap - self.interarrival_us)
-            )
+            self.interarrival_us = gap if known >= NEVER_US else known + 0.3 * (gap - known)
         self.last_us = now_us
         self.count += 1
+        self.on_offered(now_us)
         if now_us <= self.resubmit_until_us:
             self.resubmitted += 1
+
+    def on_offered(self, now_us: int) -> None:
+        gap, known = now_us - self.offered_us, self.offered_gap_us
+        if self.offered_us >= 0:
+            self.offered_gap_us = gap if known >= NEVER_US else known + 0.05 * (gap - known)
+        self.offered_us = now_us
 
     def on_batch_ended(self, now_us: int, size: int, device_us: int, direct: bool = True) -> None:
         if self.last_batch_size:

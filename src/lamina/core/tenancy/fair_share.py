@@ -142,6 +142,10 @@ class FairShare:
 
     # ------------------------------------------------------------------- accounts
 
+    def weight_of(self, tenant: str) -> float:
+        known = self.usage.specs.get(tenant)
+        return known.weight if known is not None else 1.0
+
     def update_tenant(self, now_us: int, tenant: Tenant, spent_unit_us: float = 0.0) -> None:
         """Set the limits of a tenant; `spent_unit_us` is its usage of today before a restart."""
         self.usage.set_limits(tenant)

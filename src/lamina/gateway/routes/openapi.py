@@ -247,6 +247,7 @@ def _problem_schema() -> dict[str, Any]:
             **texts,
             "status": {"type": "integer"},
             "offer_ms": {"type": "number"},
+            "price": {"type": "number"},
             "retry_after_s": {"type": "number"},
         },
         "required": ["title", "status", "code", "id"],

@@ -39,6 +39,7 @@ class HttpProblem(msgspec.Struct, omit_defaults=True, kw_only=True):
     hint: str = ""
     reason: str = ""
     offer_ms: float = 0.0
+    price: float = 0.0
     retry_after_s: float = 0.0
     step: str = ""
     error: str = ""
@@ -125,6 +126,7 @@ def rejection_problem(refusal: Reject) -> HttpProblem:
     if refusal.reason == "quota":
         problem.detail = f"{detail}: {refusal.why}"
     problem.offer_ms = refusal.offer_us / 1000
+    problem.price = refusal.price
     problem.retry_after_s = refusal.retry_after_us / 1e6
     return problem
 

@@ -1,7 +1,8 @@
 """Default policy: every batch in the cheapest configuration that is still in time.
 
-    admit     a call that cannot be in time is rejected on arrival and told which latency could be met; so is one that would cost
-              more than its limit, and in overload those that take most (`admission.py`, `estimate.py`, `load_shedding.py`)
+    admit     a call is rejected only if it would be late, by what is queued or, in overload, at the fair share of its target; or
+              if it would cost more than its limit. It is told which latency and price could be met (`admission.py`,
+              `estimate.py`, `load_shedding.py`)
     dispatch  all configurations (batch, units, cores) on all devices with free units are compared at once, for a step of a
               workflow together with the cheapest way to do the rest of it (`batch_planner.py`, `optimizer.py`). Small slices and
               full batches cost least, so they are taken and waited for while the goal allows it; the tighter the goal, the larger
@@ -66,7 +67,6 @@ class Policy:
     margin: float = 0.05  #: of the expected time, kept spare at admission
     spare: float = 0.02  #: of a batch's time, kept spare when it is chosen
     patience: float = 0.8  #: of the time a call has, what may be spent on waiting for a larger batch
-    shed_from: float = 0.8  #: of the time a call has: only an estimate beyond it is shed in overload
     period_us: int = 1_000_000  #: between two looks at which functions should be loaded where
     order: Order = field(default="due", init=False)
     picks_slice_size: bool = field(default=True, init=False)
@@ -103,11 +103,11 @@ class Policy:
 
     def admit(self, view: View, call: Call) -> Admitted | Reject:
         """Estimate the completion time; admit with it, or reject with the latency that could be met."""
-        flow, shedder = view.flows[call.target], self._shedder
+        flow, shedder, now_us = view.flows[call.target], self._shedder, view.now_us
         if not shedder.is_overloaded and not call.cost_limit and (recent := self._recent.lookup(view, flow, call)):
-            shedder.record_arrival(flow.name)
+            shedder.record_arrival(call)
             return recent
-        allowed_us = call.expires_us - view.now_us
+        allowed_us = call.expires_us - now_us
         function = view.functions[flow.sole_task.function] if flow.sole_task is not None else None
         for name in flow.functions:
             if not view.functions[name].instances and not view.can_host(view.functions[name]):
@@ -117,19 +117,28 @@ class Policy:
         if call.cost_limit:
             steps_us = within_us if function is not None else int(within_us / (1 + CONGESTION_SLACK))
             if price := self._budget.excess_cost(view, flow, call, steps_us):
-                return Reject(call.id, "cost", why=explain.explain_cost_rejection(price, call.cost_limit))
-        is_shed = shedder.sheds(view, flow, self._backlog) and states_goal(call, flow.slo)  # without a goal it can wait
+                return Reject(call.id, "cost", why=explain.explain_cost_rejection(price, call.cost_limit), price=price)
+        hosts = view.functions[flow.functions[0]].instances_by_device if flow.functions else ()
+        share_us = shedder.on_call_arrived(view, flow, call, self._backlog)
         if function is not None:
             estimate_us = self._estimator.estimate_us(view, function, allowed_us, within_us)
         else:
             estimate_us = self._estimator.workflow_estimate_us(view, flow, allowed_us, shedder.is_overloaded)
         needed_us = int(estimate_us * (1 + self.margin)) + margin_us if estimate_us else 0
-        is_shed = is_shed and needed_us > self.shed_from * allowed_us
+        is_shed = (
+            share_us > max(needed_us, allowed_us)
+            and shedder.is_tight(now_us, hosts, needed_us, allowed_us)
+            and states_goal(call, flow.slo)  # without a goal it can wait
+        )
         if is_shed or (needed_us > allowed_us and not allows_probe(view, flow, needed_us - margin_us, allowed_us)):
+            offer_us = share_us if is_shed else needed_us
+            if share_us <= allowed_us:
+                shedder.on_squeezed(now_us, hosts)
             why = explain.explain_rejection(estimate_us, margin_us, self.margin, allowed_us, is_shed)
-            return Reject(call.id, "deadline", max(1_000, needed_us - allowed_us), needed_us, why)
+            return Reject(call.id, "deadline", max(1_000, offer_us - allowed_us), offer_us, why, view.least_cost(flow))
         if function is None:
             self._to_prefetch.update({name: None for name in flow.functions if not view.functions[name].instances})
+        shedder.on_admitted(now_us, call)
         return self._recent.admit(view, flow, estimate_us)
 
     # ------------------------------------------------------------------ deployment and scaling
@@ -168,6 +177,7 @@ class Policy:
             return Defer(name, NEVER_US, NEVER_US, why=explain.NOT_LOADED)
         head = queue.head()
         if head.expires_us < now_us + fastest_us:
+            self._shedder.on_squeezed(now_us, function.instances_by_device)
             return Drop(head)
         if len(head.run.jobs) > 1 and self._feasibility.is_infeasible(view, function, head):
             return Drop(head)
@@ -230,6 +240,8 @@ class Policy:
             if commit_us <= now_us or (is_full and is_most_urgent(view, function, slot.device)):
                 return self._start(view, batch, slot, config, [slot])
             again_us = min(again_us, commit_us)
+        if self._blocking.blocked_us == now_us:  # others may need less soon
+            again_us = min(again_us, now_us + max(BLOCKED_US, batch.fastest_us // 2))
         return Defer(function.spec.name, max(now_us + 1, again_us), NEVER_US, why=explain.NO_SLOT)
 
     def _start(

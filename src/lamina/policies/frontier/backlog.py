@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import View
+from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState
 from lamina.core.workflow.flow import Flow
 from lamina.policies.frontier.config_table import ConfigTables, DeviceKinds
 from lamina.policies.frontier.workflow_plans import PlanCache
+from lamina.types import NEVER_US
 
 BACKLOG_FRESH_US = 1_000
 """How long a snapshot of all queues is good for."""
@@ -46,6 +48,24 @@ class BacklogSnapshot:
         return found
 
 
+def _drained_us(view: View, device: Device, unit_us: float) -> int:
+    """Until so much work is done, on units that are free and on those that come back."""
+    at_us = now_us = view.now_us
+    free = device.spec.units
+    ends: list[tuple[int, int]] = []
+    for batch_id, mask in device.running.items():
+        end_us = view.batches[batch_id].expected_end_us
+        if end_us > now_us:
+            ends.append((end_us, mask.bit_count()))
+            free -= mask.bit_count()
+    for end_us, count in sorted(ends):
+        if unit_us <= (end_us - at_us) * free:
+            break
+        unit_us -= (end_us - at_us) * free
+        at_us, free = end_us, free + count
+    return at_us - now_us + int(unit_us / max(1, free))
+
+
 @dataclass(slots=True)
 class BacklogModel:
     """Backlog of all devices, and what one call adds to it."""
@@ -58,24 +78,58 @@ class BacklogModel:
     _parts_us: dict[str, dict[str, int]] = field(default_factory=dict)
     """Per function and workflow that calls it, its part of the time of a call."""
     _taken_us: int = -1
+    _work: dict[int, dict[str, float]] = field(default_factory=dict)  #: by the logarithm of how far ahead
     _snapshots: dict[tuple[int, bool], BacklogSnapshot] = field(default_factory=dict)  #: by the logarithm of how far ahead
 
     def snapshot(self, view: View, allowed_us: int, with_expected: bool) -> BacklogSnapshot:
         """Of what is due within this time; `with_expected`: and of what runs in flight will bring."""
-        if self._taken_us < 0 or view.now_us - self._taken_us >= BACKLOG_FRESH_US:
-            self._taken_us = view.now_us
-            self._snapshots.clear()
+        self._expire(view)
         scale = (allowed_us.bit_length(), with_expected)
         snapshot = self._snapshots.get(scale)
         if snapshot is None:
             snapshot = self._snapshots[scale] = self._take(view, allowed_us, with_expected)
         return snapshot
 
+    def _expire(self, view: View) -> None:
+        if self._taken_us < 0 or view.now_us - self._taken_us >= BACKLOG_FRESH_US:
+            self._taken_us = view.now_us
+            self._snapshots.clear()
+            self._work.clear()
+
     def paying_hosts(self, view: View, function: FunctionState) -> dict[str, None]:
         """The devices it is served on: those of a kind that pays."""
         hosts = dict.fromkeys(one.device for one in function.instances.values() if one.phase is not InstancePhase.DRAINING)
         dominated = self.kinds.last_dominated(function.spec.name)
         return {host: None for host in hosts if view.devices[host].spec.kind not in dominated} if dominated else hosts
+
+    def drained_us(self, view: View, function: FunctionState, allowed_us: int) -> int:
+        """When all that waits and is due within this time is done, on the device of the function where that is soonest, if every
+        unit is used as soon as it is free."""
+        work, soonest_us = self._least_work(view, allowed_us), NEVER_US
+        for host in function.instances_by_device:
+            unit_us = work.get(host, 0.0)
+            if not unit_us:
+                return 0
+            soonest_us = min(soonest_us, _drained_us(view, view.devices[host], unit_us))
+        return soonest_us if soonest_us < NEVER_US else 0
+
+    def _least_work(self, view: View, allowed_us: int) -> dict[str, float]:
+        """Per device, the unit-microseconds all jobs due within this time take at least, in the largest batches there are."""
+        self._expire(view)
+        scale = allowed_us.bit_length()
+        found = self._work.get(scale)
+        if found is None:
+            found = self._work[scale] = {}
+            due_us = view.now_us + allowed_us
+            for name in (*view.waiting, *view.deferred):
+                function = view.functions[name]
+                jobs, hosts = function.queue.count_due_before(due_us), function.instances_by_device
+                for host in hosts if jobs else ():
+                    table = self.tables.table_for(view, function, view.devices[host])
+                    config = table.cheapest_within(min(jobs, table.max_batch), NEVER_US)
+                    if config is not None:
+                        found[host] = found.get(host, 0.0) + jobs * table.unit_us_per_request(config) / len(hosts)
+        return found
 
     def work_per_call(self, view: View, flow: Flow) -> dict[str, float]:
         """Unit-microseconds one call takes on each device, in full batches."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import NamedTuple
 
@@ -39,6 +40,9 @@ CAPACITY_FRESH_US = 5_000
 
 MAX_INSTANCES = 16
 """Of a function with more instances, so many speak for all: an arrival must not take longer the more devices there are."""
+
+MAX_STEPS = 32
+"""Batches of a queue that are looked at one by one."""
 
 PATH_FRESH_US = 20_000
 """How long the critical path of a workflow on fixed slices is believed: it moves as slowly as predictions."""
@@ -81,6 +85,9 @@ class CompletionEstimator:
             known = self._capacity[function.spec.name] = self._measure_capacity(view, function, allowed_us, basis)
         if not known.kinds:
             return _cold_start_us(view, function, ahead, self._fastest_us(view, function, ahead)) if known.is_cold else 0
+        least_us = 0
+        if len(view.waiting) + len(view.deferred) > (1 if len(function.queue) else 0):
+            least_us = self.backlog.drained_us(view, function, allowed_us)
         best_us = 0
         for part, table, instances, configs in known.kinds:
             share = max(1, math.ceil(ahead * part))
@@ -88,8 +95,8 @@ class CompletionEstimator:
                 us = _queue_delay_us(view, function, instances, table, config, share)
                 best_us = min(best_us, us) if best_us else us
                 if best_us <= within_us:
-                    return best_us
-        return best_us
+                    return max(best_us, least_us)
+        return max(best_us, least_us)
 
     def _measure_capacity(
         self, view: View, function: FunctionState, allowed_us: int, basis: tuple[int, int, int]
@@ -189,20 +196,31 @@ def _queue_delay_us(
                 ends += [(view.batches[batch_id].expected_end_us, mask.bit_count()) for batch_id, mask in device.running.items()]
     most = min(table.max_batch, max(config.batch, 1))
     before = (ahead - 1) // most
-    rounds, place = divmod(before, max(1, total // units))
-    need = (place + 1) * units
-    wait_us = 0
-    if need > free:
-        ends.sort()
-        for end_us, count in ends:
-            free += count
-            if need <= free:
-                wait_us = max(0, end_us - now_us)
-                break
-    joined = ahead - before * most + int(wait_us / max(1.0, function.arrivals.interarrival_us))
+    lanes = max(1, total // units)
+    skipped = max(0, before - MAX_STEPS) // lanes * lanes  # a long queue is served at a steady pace
+    wait_us = skipped // lanes * config.time_us
+    start_us = _last_start_us(ends, free, units, before - skipped + 1, config.time_us, now_us) - now_us
+    wait_us += start_us
+    joined = ahead - before * most + int(start_us / max(1.0, function.arrivals.interarrival_us))
     count = most if before or joined >= most else joined
     last_us = table.latency_us(count, units, config.cores) if count != config.batch else config.time_us
-    return wait_us + rounds * config.time_us + last_us
+    return wait_us + last_us
+
+
+def _last_start_us(ends: list[tuple[int, int]], free: int, units: int, batches: int, time_us: int, now_us: int) -> int:
+    """When the last of so many equal batches starts, one after another as units come back, their own among them."""
+    heapify(ends)
+    at_us = now_us
+    for _ in range(batches - 1):
+        while free < units and ends:
+            end_us, count = heappop(ends)
+            at_us, free = max(at_us, end_us), free + count
+        heappush(ends, (at_us + time_us, units))
+        free -= units
+    while free < units and ends:
+        end_us, count = heappop(ends)
+        at_us, free = max(at_us, end_us), free + count
+    return at_us
 
 
 def _cold_start_us(view: View, function: FunctionState, ahead: int, batch_us: Callable[[Device], int]) -> int:

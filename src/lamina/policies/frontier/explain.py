@@ -76,9 +76,7 @@ def explain_rejection(estimate_us: int, margin_us: int, margin: float, allowed_u
         "margin": margin,
         "reserve_ms": margin_us / 1000,
         "allowed_ms": allowed_us / 1000,
-        "because": "demand exceeds the devices, and calls that take most are rejected first"
-        if is_shed
-        else "it would be too late",
+        "because": "demand exceeds the devices, and its target has had its share" if is_shed else "it would be too late",
     }
     return msgspec.json.encode(said).decode()
 

@@ -1,32 +1,48 @@
-"""Load shedding: when demand exceeds a device, reject the calls with the most work per call first.
+"""Load shedding: when more is asked than there is, what there is is shared, max-min over tenants and targets by weight.
 
-In overload calls must be rejected, and every rejection frees as much as that call would have taken. So those that take most
-go first: the calls answered in time are then as many as can be. Demand is counted in units: calls offered per second, times
-the unit-seconds each takes in full batches. Where it exceeds a device, its targets are sorted by what they take, the light
-ones are all admitted, and of the first that does not fit as large a part as does.
+A *stream* is the calls of one target by one tenant. Its demand on a device is the calls it offers per second, times the
+unit-seconds each takes in full batches. Where all demands exceed a device, each stream has a fair share of it
+(`planner/max_min.py`): first tenants by weight, then the targets of each. A stream that asks for less than its share is not
+held back. Of one that asks for more, a virtual clock says when all that was admitted of it will be done at its share: that is
+the least latency it can be offered. So a call is still rejected only if what it is offered is beyond its deadline: a stream
+with much time fills the time it has, one with little is held to its rate, and none is starved by another.
 
-Demand is an estimate, so it is corrected: a device that is not busy although calls are rejected can do more than was
-thought. And no call is rejected for a device that was not busy: a few calls more than usual in a fifth of a second are no
-overload.
+Demand is an estimate, so it is corrected. A device that is not busy although streams are held back can do more than was
+thought; one on which streams that ask for less than their share are rejected, less. And no stream is held back on a device that
+was not busy: a few calls more than usual in a fifth of a second are no overload.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from lamina.core.policy import View
 from lamina.core.workflow.flow import Flow
+from lamina.planner.max_min import Demand, max_min
 from lamina.policies.frontier.backlog import BacklogModel
+from lamina.types import Call
 
 UPDATE_US = 200_000
 """How often demand is added up."""
 
+MEMORY = 0.3
+"""Weight of the last of these spans in the rate of a stream."""
+
 FULL = 0.97
-"""Part of a device that demand may fill before calls are rejected for it."""
+"""Part of a device that demand may fill before streams are held back."""
 
 BUSY = 0.9
 """Part of its units in use from which on a device counts as busy."""
+
+NEARLY_LATE = 0.8
+"""Part of the time of a call: what is estimated to take longer leaves no room for others behind it."""
+
+SHORT_US = 100_000
+"""Streams that have had more than their share are held back for so long after one that has not was rejected or late."""
+
+Stream = tuple[str, str]
+"""Target and tenant."""
 
 
 @dataclass(slots=True)
@@ -34,38 +50,43 @@ class _Device:
     capacity: float = 1.0  #: what it can do, over what was thought
     busy: float = 0.0  #: sum of the busy shares seen
     seen: int = 0
+    short_until_us: int = 0  #: a stream within its share did not get it just now
     is_overloaded: bool = False
-    shares: dict[str, float] = field(default_factory=dict)  #: part of a target's calls that it has room for
+    shares: dict[Stream, float] = field(default_factory=dict)  #: in units, of streams that ask for more than that
+    has_light: bool = False  #: there are streams that ask for less than their share
 
 
 @dataclass(slots=True)
 class LoadShedder:
-    """Demand per device. `work`: per target and device, the unit-microseconds one call takes there."""
+    """Demand and fair shares per device, and the virtual clock of every stream that asks for more than its share."""
 
     is_overloaded: bool = False  #: somewhere demand exceeds what there is
     _devices: dict[str, _Device] = field(default_factory=dict)
-    _calls: dict[str, int] = field(default_factory=dict)  #: since the last update
-    _rates: dict[str, float] = field(default_factory=dict)  #: calls per microsecond
-    _credit: dict[str, float] = field(default_factory=dict)
+    _calls: dict[Stream, int] = field(default_factory=dict)  #: since the last update
+    _rates: dict[Stream, float] = field(default_factory=dict)  #: calls per microsecond
+    _interval_us: dict[Stream, float] = field(
+        default_factory=dict
+    )  #: between two calls at its share, of streams that are held back
+    _clock_us: dict[Stream, float] = field(default_factory=dict)  #: when what was admitted will be done at that rate
     _updated_us: int = 0
 
-    def sheds(self, view: View, flow: Flow, backlog: BacklogModel) -> bool:
-        """Count an arrival, and say whether it is shed: demand exceeds the devices, and it takes much."""
-        self._calls[flow.name] = self._calls.get(flow.name, 0) + 1
-        hosts: Iterable[str] = view.functions[flow.functions[0]].instances_by_device if flow.functions else ()
-        for host in hosts:
-            device, known = view.devices[host], self._devices.get(host)
-            if known is None:
-                known = self._devices[host] = _Device()
-            known.busy += device.busy.bit_count() / device.spec.units
-            known.seen += 1
+    def on_call_arrived(self, view: View, flow: Flow, call: Call, backlog: BacklogModel) -> int:
+        """Count an arrival; the time until its stream has had its share for all that was admitted of it, 0 if not held back."""
+        self.record_arrival(call)
+        for host in view.functions[flow.functions[0]].instances_by_device if flow.functions else ():
+            device = view.devices[host]
+            self.record_utilisation(host, device.busy.bit_count() / device.spec.units)
         if view.now_us - self._updated_us >= UPDATE_US:
-            work = {target: backlog.work_per_call(view, view.flows[target]) for target in self._targets if target in view.flows}
-            self.update(view.now_us, {name: device.spec.units for name, device in view.devices.items()}, work)
-        return self.is_overloaded and not self.admits(flow.name, hosts)
+            targets = dict.fromkeys(target for target, _ in [*self._rates, *self._calls])
+            work = {target: backlog.work_per_call(view, view.flows[target]) for target in targets if target in view.flows}
+            units = {name: device.spec.units for name, device in view.devices.items()}
+            weights = {tenant: view.tenant_weight(tenant) for _, tenant in [*self._rates, *self._calls]}
+            self.update(view.now_us, units, work, weights)
+        return self.delay_us(view.now_us, call)
 
-    def record_arrival(self, target: str) -> None:
-        self._calls[target] = self._calls.get(target, 0) + 1
+    def record_arrival(self, call: Call) -> None:
+        stream = (call.target, call.tenant)
+        self._calls[stream] = self._calls.get(stream, 0) + 1
 
     def record_utilisation(self, device: str, busy: float) -> None:
         known = self._devices.get(device)
@@ -74,48 +95,80 @@ class LoadShedder:
         known.busy += busy
         known.seen += 1
 
-    @property
-    def _targets(self) -> list[str]:
-        """Targets called of late, in an order that is the same in every process."""
-        return sorted({*self._rates, *self._calls})
+    def delay_us(self, now_us: int, call: Call) -> int:
+        return max(0, int(self._clock_us.get((call.target, call.tenant), 0.0)) - now_us) if self._interval_us else 0
 
-    def update(self, now_us: int, units: dict[str, int], work: dict[str, dict[str, float]]) -> None:
-        """Add up the demand on each device of so many units, and decide what is admitted."""
+    def on_admitted(self, now_us: int, call: Call) -> None:
+        """Advance the virtual clock of its stream."""
+        if self._interval_us:
+            stream = (call.target, call.tenant)
+            interval_us = self._interval_us.get(stream)
+            if interval_us is not None:
+                self._clock_us[stream] = max(now_us, self._clock_us.get(stream, 0.0)) + interval_us
+
+    def on_squeezed(self, now_us: int, devices: Iterable[str]) -> None:
+        """A call is late, or would be, that at the share of its stream would not: others have too much of these devices."""
+        if self.is_overloaded:
+            for device in devices:
+                if device in self._devices:
+                    self._devices[device].short_until_us = now_us + SHORT_US
+
+    def is_tight(self, now_us: int, devices: Iterable[str], needed_us: int, allowed_us: int) -> bool:
+        """Whether a stream that has had its share must leave room: one did not get its share just now; or there are some that ask
+        for less, and this call would be among the last to be in time."""
+        for name in devices:
+            known = self._devices.get(name)
+            if known is not None and (
+                now_us < known.short_until_us or (known.has_light and needed_us > NEARLY_LATE * allowed_us)
+            ):
+                return True
+        return False
+
+    def update(
+        self, now_us: int, units: Mapping[str, int], work: Mapping[str, Mapping[str, float]], weights: Mapping[str, float]
+    ) -> None:
+        """Add up the demand on each device of so many units, and decide which streams are held back.
+
+        `work`: per target and device, the unit-microseconds one call takes there; `weights`: of tenants.
+        """
         span_us = max(UPDATE_US // 2, now_us - self._updated_us)
         self._updated_us = now_us
-        for target in self._targets:
-            fresh = self._calls.get(target, 0) / span_us
-            known = self._rates.get(target)
-            self._rates[target] = fresh if known is None else known + 0.5 * (fresh - known)
-            if self._rates[target] * 1e7 < 1e-3:
-                del self._rates[target]
+        for stream in dict.fromkeys([*self._rates, *self._calls]):
+            fresh = self._calls.get(stream, 0) / span_us
+            known = self._rates.get(stream)
+            self._rates[stream] = fresh if known is None else known + MEMORY * (fresh - known)
+            if self._rates[stream] * 1e7 < 1e-3:
+                del self._rates[stream]
         self._calls.clear()
-        on: dict[str, list[tuple[float, str, float]]] = {}
-        for target, rate in self._rates.items():
-            for device, unit_us in work.get(target, {}).items():
-                on.setdefault(device, []).append((unit_us, target, rate * unit_us))
-        for device, count in units.items():
-            _divide(self._devices.setdefault(device, _Device()), count, sorted(on.get(device, ())))
+        needs: dict[str, dict[Stream, float]] = {}
+        for stream, rate in self._rates.items():
+            for device, unit_us in work.get(stream[0], {}).items():
+                needs.setdefault(device, {})[stream] = rate * unit_us
+        for name, count in units.items():
+            _divide(self._devices.setdefault(name, _Device()), count, needs.get(name, {}), weights)
         self.is_overloaded = any(device.is_overloaded for device in self._devices.values())
+        self._interval_us = self._held_back(work) if self.is_overloaded else {}
+        for stream in [stream for stream in self._clock_us if stream not in self._interval_us]:
+            del self._clock_us[stream]
 
-    def admits(self, target: str, devices: Iterable[str]) -> bool:
-        """Whether one of these devices has room for this call. Of a target that fits in part, every so many."""
-        share, found = 0.0, False
-        for name in devices:
-            found = True
-            device = self._devices.get(name)
-            if device is None or not device.is_overloaded:
-                return True
-            share = max(share, device.shares.get(target, 1.0))
-        if share >= 1.0 or not found:
-            return True
-        credit = self._credit.get(target, 0.0) + share
-        self._credit[target] = credit - 1.0 if credit >= 1.0 else credit
-        return credit >= 1.0
+    def _held_back(self, work: Mapping[str, Mapping[str, float]]) -> dict[Stream, float]:
+        """Streams without room for all of their calls on any device, and the time between two calls at their shares."""
+        found: dict[Stream, float] = {}
+        for stream in self._rates:
+            rate = 0.0
+            for device, unit_us in work.get(stream[0], {}).items():
+                share = self._devices[device].shares.get(stream)
+                if share is None:
+                    break
+                rate += share / unit_us
+            else:
+                if rate:
+                    found[stream] = 1 / rate
+        return found
 
 
-def _divide(device: _Device, units: int, demand: list[tuple[float, str, float]]) -> None:
-    """Divide a device among the targets that use it, the lightest calls first."""
+def _divide(device: _Device, units: int, needs: Mapping[Stream, float], weights: Mapping[str, float]) -> None:
+    """Divide a device among tenants by weight, and the part of each among its targets."""
     idle = device.seen > 0 and device.busy / device.seen < BUSY
     if device.is_overloaded and idle:
         device.capacity = min(2.0, device.capacity * 1.05)
@@ -123,10 +176,18 @@ def _divide(device: _Device, units: int, demand: list[tuple[float, str, float]])
         device.capacity += 0.1 * (1.0 - device.capacity)
     device.busy, device.seen = 0.0, 0
     left = FULL * units * device.capacity
-    device.is_overloaded = sum(need for _, _, need in demand) > left and (device.is_overloaded or not idle)
+    device.is_overloaded = sum(needs.values()) > left and (device.is_overloaded or not idle)
     device.shares.clear()
-    if device.is_overloaded:
-        for place, (_, target, need) in enumerate(demand):
-            if place and need:  # the lightest competes with none but itself
-                device.shares[target] = min(1.0, max(0.0, left / need))
-            left -= need
+    if device.is_overloaded and len(needs) > 1:  # one alone competes with none but itself
+        by_tenant: dict[str, dict[Stream, Demand]] = {}
+        for stream, need in needs.items():
+            by_tenant.setdefault(stream[1], {})[stream] = Demand(need)
+        asked = {
+            tenant: Demand(sum(demand.need for demand in own.values()), weights.get(tenant, 1.0))
+            for tenant, own in by_tenant.items()
+        }
+        for tenant, granted in max_min(left, asked).items():
+            for stream, share in max_min(granted, by_tenant[tenant]).items():
+                if share < needs[stream] * (1 - 1e-9):
+                    device.shares[stream] = share
+    device.has_light = 0 < len(device.shares) < len(needs)
