@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -239,14 +240,17 @@ class ShmReader:
 
     def _open(self, ref: ShmRef) -> mmap.mmap:
         path = slot_path(self._directory, ref.owner, ref.slot)
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # what an owner puts there may be a pipe
         try:
             try:
                 file = os.open(path, flags)
             except FileNotFoundError:
                 file = os.open(spill_path(self._directory, ref.owner, ref.slot), flags)
             try:
-                return _map(file, os.fstat(file).st_size, _READ)
+                found = os.fstat(file)
+                if not stat.S_ISREG(found.st_mode):
+                    raise ValueError("not a plain file")
+                return _map(file, found.st_size, _READ)
             finally:
                 os.close(file)
         except (OSError, ValueError) as error:

@@ -1,16 +1,17 @@
-"""App manifest: what an app contains, found in a process of its own: `python -m lamina.worker.app_manifest APP FILE` writes JSON.
+"""App manifest: what an app contains, found in a process of its own: `python -m lamina.worker.app_manifest APP FD` writes JSON.
 
-Importing an app runs its code, and the right to deploy does not include the gateway's memory.
+Importing an app runs its code, and the right to deploy does not include the gateway's memory or time. So the manifest is not a
+file with a name, which that code could replace by a pipe or a link: it is memory without one, sealed at its size.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import sys
-from pathlib import Path
 
 import msgspec
 from msgspec import Struct
@@ -23,7 +24,11 @@ from lamina.sdk.triggers import Trigger
 from lamina.types import FunctionSpec
 
 IMPORT_LIMIT_S = 60.0
-MAX_BYTES = 16 * 2**20
+MAX_BYTES = 2 * 2**20
+"""Of a manifest: two thousand functions fit, and to decode it takes the loop's thread some ten milliseconds."""
+
+MAX_TARGETS, MAX_NODES = 1_000, 10_000
+_HEAD = 8  #: bytes of its length
 
 
 class TargetDescription(Struct, frozen=True):
@@ -45,14 +50,29 @@ class AppManifest(Struct, frozen=True):
     triggers: tuple[Trigger, ...] = ()
 
 
-async def describe_app(app: str, out: Path) -> AppManifest:
+async def describe_app(app: str) -> AppManifest:
     """Manifest of the app at `app`; importing it may take a minute, and what it writes is read with care."""
+    out = os.memfd_create("lamina-manifest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(out, MAX_BYTES)  # no page of it is there before it is written
+        fcntl.fcntl(out, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+        await _import_app(app, out)
+        manifest = await asyncio.to_thread(_read_manifest, out)
+    finally:
+        os.close(out)
+    if manifest.error:
+        raise LoadFailed(manifest.error, hint=manifest.hint)
+    return manifest
+
+
+async def _import_app(app: str, out: int) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "lamina.worker.app_manifest", app, str(out)),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
         start_new_session=True,
+        pass_fds=(out,),
     )
     try:
         await asyncio.wait_for(process.wait(), IMPORT_LIMIT_S)
@@ -64,14 +84,20 @@ async def describe_app(app: str, out: Path) -> AppManifest:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
+
+
+def _read_manifest(out: int) -> AppManifest:
+    size = int.from_bytes(os.pread(out, _HEAD, 0), "big")
+    if size > MAX_BYTES - _HEAD:
+        raise LoadFailed(f"the app describes itself in more than {MAX_BYTES >> 20} MiB", hint="deploy it in parts")
     try:
-        if out.stat().st_size > MAX_BYTES:
-            raise LoadFailed(f"the app describes itself in more than {MAX_BYTES >> 20} MiB")
-        manifest = msgspec.json.decode(out.read_bytes(), type=AppManifest)
-    except (OSError, msgspec.MsgspecError):
+        manifest = msgspec.json.decode(os.pread(out, size, _HEAD), type=AppManifest)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         raise LoadFailed("importing the app ended its process", hint="try it here first: lamina run FILE NAME") from None
-    if manifest.error:
-        raise LoadFailed(manifest.error, hint=manifest.hint)
+    nodes = sum(len(flow.nodes) for flow in manifest.flows)
+    for count, most, what in ((len(manifest.functions), MAX_TARGETS, "functions"), (nodes, MAX_NODES, "nodes of workflows")):
+        if count > most:
+            raise LoadFailed(f"the app has {count} {what}; at most {most} are taken", hint="deploy it in parts")
     return manifest
 
 
@@ -89,8 +115,10 @@ def build_manifest(app: str) -> AppManifest:
 
 
 def main() -> None:
-    app, out = sys.argv[1:]
-    Path(out).write_bytes(msgspec.json.encode(build_manifest(app)))
+    app, out = sys.argv[1], int(sys.argv[2])
+    body = msgspec.json.encode(build_manifest(app))
+    os.pwrite(out, body[: MAX_BYTES - _HEAD], _HEAD)
+    os.pwrite(out, len(body).to_bytes(_HEAD, "big"), 0)
 
 
 if __name__ == "__main__":

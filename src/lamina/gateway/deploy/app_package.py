@@ -2,22 +2,32 @@
 
 Names are not paths: each part has letters, digits and `._-` alone and none begins with a dot, so there is no way up or out.
 Links and special files are refused; what is unpacked may not be larger than was declared, nor more than the limits.
+
+A server unpacks in a process of its own, with limits on time and memory (`python -m lamina.gateway.deploy.app_package FOLDER`), the
+zip as its input. A table of a million names is read there, and not where calls are served.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import io
 import re
+import resource
 import stat
+import sys
 import zipfile
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from lamina.errors import BadValue, read_user_file
 
 NAME_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+UNPACK_LIMIT_S = 60.0
+UNPACK_MEMORY = 2**30
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _SKIPPED = {"__pycache__", ".git", ".venv", "node_modules"}
 
@@ -64,13 +74,48 @@ def unpack(body: bytes, into: Path, limits: PackageLimits | None = None) -> int:
         raise BadValue(f"package: not a zip file: {str(error)[:80]}", hint="lamina deploy makes one") from None
     with archive:
         _check(entries, limits)
-        into.mkdir(mode=0o700, parents=True)
+        _make_private(into)
         total = 0
         for entry in entries:
             if entry.is_dir():
                 continue
             total += _write(archive, entry, into)
         return total
+
+
+async def unpack_apart(body: bytes, into: Path, limit_s: float = UNPACK_LIMIT_S) -> None:
+    """Unpack in a process of its own."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "lamina.gateway.deploy.app_package", str(into)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        said, _ = await asyncio.wait_for(process.communicate(body), limit_s)
+    except TimeoutError:
+        raise BadValue(f"package: unpacking it took longer than {limit_s:g} s", hint="send fewer or smaller files") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    if process.returncode:
+        raise BadValue("package: it cannot be unpacked within the limits", hint="send fewer or smaller files")
+    error, hint = msgspec.json.decode(said, type=tuple[str, str])
+    if error:
+        raise BadValue(error, hint=hint)
+
+
+def main() -> None:
+    """The process of `unpack_apart`: says what is wrong with the package, and what to do about it."""
+    resource.setrlimit(resource.RLIMIT_AS, (UNPACK_MEMORY, UNPACK_MEMORY))
+    error = ("", "")
+    try:
+        unpack(sys.stdin.buffer.read(), Path(sys.argv[1]))
+    except BadValue as found:
+        error = (found.message, found.hint)
+    sys.stdout.buffer.write(msgspec.json.encode(error))
 
 
 def _check(entries: list[zipfile.ZipInfo], limits: PackageLimits) -> None:
@@ -100,6 +145,12 @@ def _check(entries: list[zipfile.ZipInfo], limits: PackageLimits) -> None:
             raise BadValue(f"package: {name[:100]!r} has {entry.file_size} bytes", hint=f"at most {limits.file_bytes}")
         if entry.file_size > 2**20 and entry.file_size > limits.ratio * max(1, entry.compress_size):
             raise BadValue(f"package: {name[:100]!r} grows more than {limits.ratio} times when it is unpacked")
+    files = {entry.filename.lower() for entry in entries if not entry.is_dir()}
+    for entry in entries:
+        parts = entry.filename.lower().rstrip("/").split("/")
+        above = next((one for one in ("/".join(parts[:depth]) for depth in range(1, len(parts))) if one in files), "")
+        if above or (entry.is_dir() and "/".join(parts) in files):
+            raise BadValue(f"package: {entry.filename[:100]!r} is below {above[:100]!r}, which is a file")
     total = sum(entry.file_size for entry in entries)
     if total > limits.total_bytes:
         raise BadValue(f"package: {total} bytes in all", hint=f"at most {limits.total_bytes}")
@@ -108,7 +159,7 @@ def _check(entries: list[zipfile.ZipInfo], limits: PackageLimits) -> None:
 def _write(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, into: Path) -> int:
     target = into.joinpath(*entry.filename.split("/"))
     assert target.resolve().is_relative_to(into.resolve()), "a checked name leads out of its folder"
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make_private(target.parent, exist_ok=True)
     try:
         with archive.open(entry) as source:
             data = source.read(entry.file_size + 1)
@@ -120,3 +171,15 @@ def _write(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, into: Path) -> int:
         file.write(data)
     target.chmod(0o600)
     return len(data)
+
+
+def _make_private(folder: Path, *, exist_ok: bool = False) -> None:
+    """Make a folder for this user alone, and those above it too: `mkdir` gives its mode to the last one only."""
+    for above in reversed(folder.parents):
+        if not above.exists():
+            above.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=exist_ok)
+
+
+if __name__ == "__main__":
+    main()

@@ -94,7 +94,7 @@ class Deployments:
     # ------------------------------------------------------------------- commands
 
     async def deploy(self, grant: Grant, app: str, body: bytes, sha256: str, entry: str) -> dict[str, Any]:
-        _check_upload(app, body, sha256, entry)
+        await _check_upload(app, body, sha256, entry)
         async with self._lock:
             before = self.active.apps.get(app)
             past = await self._access.read(lambda db: app_versions.history(db, app))
@@ -173,16 +173,16 @@ class Deployments:
     async def _unpack(self, app: str, number: int, tenant: str, body: bytes, entry: str) -> AppVersion:
         """Unpack into a folder of its own, describe and check; the folder is removed if that fails."""
         folder = self._folder / app / str(number)
-        shutil.rmtree(folder, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         try:
-            await asyncio.to_thread(app_package.unpack, body, folder)
+            await app_package.unpack_apart(body, folder)
             if not (folder / entry).is_file():
                 raise BadValue(f"lamina-entry: no {entry!r} in the package")
             served = await self._describe(app, number, tenant, folder / entry)
             self._check(served)
             return served
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+        except BaseException:  # what its code has made there goes too, which may take long
+            await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
             raise
 
     async def _load_stored(self, app: str, number: int) -> AppVersion:
@@ -194,7 +194,7 @@ class Deployments:
         return await self._describe(app, number, version.tenant, folder / version.entry)
 
     async def _describe(self, app: str, number: int, tenant: str, path: Path) -> AppVersion:
-        manifest = await describe_app(str(path), self._folder / app / f"{number}.json")
+        manifest = await describe_app(str(path))
         others = [served for served in self.active.apps.values() if served.app != app]
         app_versions.check_manifest(manifest, app, tenant, others)
         return AppVersion(app=app, number=number, tenant=tenant, path=str(path), manifest=manifest)
@@ -261,10 +261,10 @@ def _save_version(db: Session, version: VersionRecord) -> None:
     app_versions.save(db, version)
 
 
-def _check_upload(app: str, body: bytes, sha256: str, entry: str) -> None:
+async def _check_upload(app: str, body: bytes, sha256: str, entry: str) -> None:
     if not NAME_PATTERN.fullmatch(app):
         raise BadValue(f"app: {app[:80]!r} cannot be used", hint="up to 63 of a-z 0-9 . _ - and a letter or digit first")
-    if app_package.sha256_hex(body) != sha256.lower():
+    if await asyncio.to_thread(app_package.sha256_hex, body) != sha256.lower():
         hint = "it was cut short or changed on its way: send it again"
         raise BadValue("lamina-sha256: the package has another hash", hint=hint)
     if not app_package.NAME_PART.fullmatch(entry) or not entry.endswith(".py"):
