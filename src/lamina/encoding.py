@@ -195,3 +195,13 @@ def _json_hook(value: Any) -> Any:
 
 
 _json_encoder = msgspec.json.Encoder(enc_hook=_json_hook)
+
+
+# ------------------------------------------------------------------ text for terminals
+
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+def escape_controls(text: str) -> str:
+    """Text of users for a terminal or a log: control characters but tabs and ends of lines are shown, not obeyed."""
+    return text if text.isprintable() else text.translate(_CONTROLS)

@@ -207,6 +207,8 @@ class _Server:
         engine = self._runtime.driver.engine
         if observe.log_format == "json":  # what functions print is on stderr too, and one line of it is one object
             engine.shared.subscribe_output(logs.log_function_output, echo=False)
+        else:  # through a pipe as well: it bounds what one function can print
+            engine.shared.subscribe_output(lambda *line: None)
         deployments = self._deployments(access) if management.admin_port is not None else None
         output = collect_function_logs(engine) if deployments is not None else None
         gateway = await open_gateway(

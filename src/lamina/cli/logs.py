@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from lamina.cli._admin_client import follow, json_option, url_option, when
+from lamina.encoding import escape_controls
 
 
 @click.command()
@@ -31,6 +32,6 @@ def command(name: str, on: bool, tail: int, call: str, admin_url: str, as_json: 
         if as_json:
             click.echo(msgspec.json.encode(line).decode())
         else:
-            click.echo(f"{when(int(line['at'] * 1e6))} {line['instance']:20} {line['text']}")
+            click.echo(f"{when(int(line['at'] * 1e6))} {line['instance']:20} {escape_controls(line['text'])}")
     if not said and not as_json:
         click.echo(f"nothing printed yet{' by ' + name if name else ''}", err=True)

@@ -19,8 +19,10 @@ from weakref import WeakSet
 
 from msgspec import Struct, structs
 
+from lamina import encoding
 from lamina.core.actions import Action, DropJob, Kill, Load, Resize, StartBatch, Unload
 from lamina.core.events import BatchFailed, BatchFinished, Event, Heartbeat, InstanceReady
+from lamina.core.scheduling.token_bucket import TokenBucket
 from lamina.drivers.engine import EngineShared, JobValues
 from lamina.engines.inflight import BatchT, InFlightBatches, deliver_results, encode_jobs
 from lamina.ipc.framing import FrameError
@@ -34,6 +36,8 @@ log = logging.getLogger("lamina")
 
 _READ_BYTES = 65_536
 _LINE_BYTES = 16_384
+OUTPUT_BYTES_PER_S, OUTPUT_BURST_BYTES = 256 * 2**10, 4 * 2**20
+"""What one process may print: a function that prints in a loop fills no disk, and takes the loop no time."""
 """A longer line is cut: a function that prints without an end must not fill our memory."""
 
 OnLine = Callable[[str, tuple[str, ...], str], None]
@@ -253,11 +257,22 @@ class ProcessEngine(Generic[InstanceT, BatchT]):
 class LogPipe:
     """A pipe: give `fd` to the child, then call `close_child_end`. It ends by itself when its last writer has gone.
 
-    `on_line` gets every line; with `echo` it also goes to stderr, as it would without a pipe in between.
+    `on_line` gets every line; with `echo` it also goes to stderr, with control characters escaped. A process may print `burst`
+    bytes at once and `bytes_per_s` in the long run; what is beyond is read, counted and dropped.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_line: OnLine, *, echo: bool = True) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_line: OnLine,
+        *,
+        echo: bool = True,
+        bytes_per_s: int = OUTPUT_BYTES_PER_S,
+        burst: int = OUTPUT_BURST_BYTES,
+    ) -> None:
         self._loop = loop
+        self._room = TokenBucket(bytes_per_s / 1e6, burst, burst, int(loop.time() * 1e6))
+        self._dropped_bytes = 0
         self._on_line = on_line
         self._echo = echo
         self._rest = b""
@@ -276,17 +291,31 @@ class LogPipe:
         if not data:
             self.close()
             return
+        if not self._has_room(len(data)):
+            self._dropped_bytes += len(data)
+            self._rest = b""
+            return
+        if self._dropped_bytes:
+            self._deliver([b"(%d bytes of output were dropped here: too many at once)" % self._dropped_bytes])
+            self._dropped_bytes = 0
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _LINE_BYTES:
             lines.append(self._rest)
             self._rest = b""
         self._deliver(lines)
 
+    def _has_room(self, size: int) -> bool:
+        now_us = int(self._loop.time() * 1e6)
+        if self._room.level(now_us) < size:
+            return False
+        self._room.charge(now_us, size)
+        return True
+
     def _deliver(self, lines: list[bytes]) -> None:
         found = [split_tag(line[:_LINE_BYTES].decode("utf-8", "replace")) for line in lines]
         if self._echo:
             with contextlib.suppress(OSError, ValueError):
-                sys.stderr.write("".join(f"{text}\n" for _, _, text in found))
+                sys.stderr.write("".join(f"{encoding.escape_controls(text)}\n" for _, _, text in found))
                 sys.stderr.flush()
         for function, calls, text in found:
             self._on_line(function, calls, text)

@@ -61,6 +61,7 @@ HeadCheck = Callable[[dict[bytes, bytes], OnHeadChecked], None]
 """Authenticates the headers of a request whose body is still to come; tells the tenant, or why it is rejected, now or later."""
 
 LINGER_S = 2.0
+PROBE_S = 0.05  #: between the two probes of a client that has sent its last byte
 SMALL_BODY_BYTES = 4 * 2**10  #: of requests that are served even when the memory budget is used up
 EVICTION_BATCH = 64  #: connections found by one search through all of them
 _RETRY = b"retry-after: %d\r\n" % RETRY_S
@@ -102,6 +103,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_closed = False
         self._discarded_bytes = 0
         self._is_failing = False  #: the response under way is the last
+        self._has_ended = False  #: the client sends no more requests, and waits for its answers
         self._awaits_head_check = False
         self._charge: MemoryCharge | None = None  #: flat, for the connection itself
         self._body_charge: MemoryCharge | None = None  #: of the body that is coming; then its exchange has it
@@ -174,7 +176,19 @@ class HttpConnection(asyncio.Protocol):
                 self._reject(431, "header too large")
 
     def eof_received(self) -> bool:
-        return False
+        """The client sends no more. It may have closed half of the connection and wait for its answers, or all of it; to tell the
+        one from the other it is sent interim responses, which a socket that is closed resets."""
+        if not self._exchanges or self._is_closed or self._is_failing or self._parser.is_in_body or self._parser.is_in_head:
+            return False
+        self._has_ended = True
+        if self._parser.version == "1.1":  # HTTP/1.0 has no interim responses: such a client gets its answer, wherever it is
+            self._probe_half_closed()
+            asyncio.get_running_loop().call_later(PROBE_S, self._probe_half_closed)
+        return True
+
+    def _probe_half_closed(self) -> None:
+        if self._writer is not None and self._exchanges and not self._exchanges[0].is_streaming:
+            self._writer.write(_CONTINUE)
 
     def pause_writing(self) -> None:
         """Backpressure: a client that does not read its responses gets no more requests read."""
@@ -328,7 +342,7 @@ class HttpConnection(asyncio.Protocol):
             if exchange.charge is not None:
                 exchange.release()
             keep = exchange.keep_alive
-        if not keep:
+        if not keep or (self._has_ended and not self._exchanges):
             if self._is_failing:
                 self._half_close()
             else:

@@ -86,6 +86,7 @@ class RequestParser:
         self._window_start_bytes = 0
         self.on_message_begin()
         self.is_in_head = False
+        self.version = ""  #: of HTTP, of the last request
 
     def feed(self, data: bytes) -> Fault | None:
         """Parse; complete requests have been handed on when this returns. Returns the fault of the current one, if any."""
@@ -188,7 +189,10 @@ class RequestParser:
         self.is_in_body = True
         self.is_in_head = False
         headers = self._headers
-        if b"host" not in headers and self._parser.get_http_version() == "1.1":
+        self.version = self._parser.get_http_version()
+        if self.version not in ("1.1", "1.0"):
+            self._fail(505, f"HTTP/{self.version} is not spoken here")
+        if b"host" not in headers and self.version == "1.1":
             self._fail(400, "no host header")
         origins = self._connection.server.origins
         if origins is not None and (headers.get(b"host") not in origins.known_hosts or not PAGE_HEADERS.isdisjoint(headers)):
@@ -233,7 +237,7 @@ class RequestParser:
         parser = self._parser
         method = parser.get_method().decode("ascii", "replace")
         path, _, query = self._url.partition(b"?")
-        keep_alive = parser.should_keep_alive() and parser.get_http_version() == "1.1"  # HTTP/1.0 has no chunks
+        keep_alive = parser.should_keep_alive() and self.version == "1.1"  # HTTP/1.0 has no chunks
         body, self._body = bytes(self._body), bytearray()
         if self._unknown_header:
             self._connection.on_bad_header(self._unknown_header, keep_alive, method == "HEAD")

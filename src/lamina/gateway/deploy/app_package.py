@@ -3,8 +3,8 @@
 Names are not paths: each part has letters, digits and `._-` alone and none begins with a dot, so there is no way up or out.
 Links and special files are refused; what is unpacked may not be larger than was declared, nor more than the limits.
 
-A server unpacks in a process of its own, with limits on time and memory (`python -m lamina.gateway.deploy.app_package FOLDER`), the
-zip as its input. A table of a million names is read there, and not where calls are served.
+A server unpacks in a process of its own with limits on time and memory (`python -m lamina.gateway.deploy.app_package FOLDER`, the
+zip as its input): a table of a million names is not read where calls are served.
 """
 
 from __future__ import annotations

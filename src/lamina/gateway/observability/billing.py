@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from lamina.access.authorization import Grant
-from lamina.core.actions import Reject, Reply
+from lamina.core.actions import FailCall, Reply
 from lamina.drivers.driver import Ending
 from lamina.errors import BadValue, Forbidden, LaminaError
 from lamina.gateway.observability.rolling_stats import BatchUsage
@@ -54,7 +54,7 @@ class Billing:
             spent.calls += 1
             spent.met += not ending.late
             spent.cost += ending.cost
-        elif type(ending) is Reject:
+        elif not isinstance(ending, FailCall) or ending.error == "bad-value":  # a client's 422 is no failure of the service
             spent.refused += 1
         else:
             spent.failed += 1

@@ -11,6 +11,7 @@ import msgspec
 
 from lamina.core.actions import FailCall, Reject, Reply
 from lamina.drivers.driver import Ending
+from lamina.encoding import escape_controls
 from lamina.gateway.observability.rate_limiter import RateLimiter
 
 if TYPE_CHECKING:
@@ -45,6 +46,13 @@ _line_limiter = RateLimiter()  #: a client that sends nonsense must not be able 
 LogFormat = Literal["", "text", "json"]
 
 
+class TextFormatter(logging.Formatter):
+    """Formatter for a line of text. What users wrote is in it: control characters, which a terminal would obey, are escaped."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escape_controls(super().format(record))
+
+
 class JsonFormatter(logging.Formatter):
     """Formatter for one JSON object per line."""
 
@@ -64,9 +72,7 @@ class JsonFormatter(logging.Formatter):
 def configure(form: LogFormat, *, calls: bool) -> None:
     """Configure logging of a server process; libraries do not touch logging. `calls`: a line per call, about 20 us each."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        JsonFormatter() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    )
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger("lamina")
     root.handlers[:] = [handler]
     root.propagate = False

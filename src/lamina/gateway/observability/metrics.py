@@ -72,6 +72,10 @@ class _StateGauges(Collector):
         yield from (queued, standing, leased, units, memory, room, stale)
 
 
+BAD_VALUE = "bad-value"
+"""A step could not use what the client gave it (422): refused, and no failure of the service."""
+
+
 class RunGauges(Collector):
     """Durable runs by state, and whether the store can be written."""
 
@@ -232,6 +236,8 @@ class Metrics:
             per.replies.append((self.rolling.now_us, ending.latency_us, not ending.late))
         elif isinstance(ending, Reject):
             self.on_rejected(target, ending.reason)
+        elif ending.error == BAD_VALUE:
+            self.on_rejected(target, BAD_VALUE)
         else:
             per.failed.value += 1
 
@@ -243,7 +249,7 @@ class Metrics:
             (per.late if ending.late else per.met).inc()
             per.cost.inc(ending.cost)
         else:
-            (per.refused if isinstance(ending, Reject) else per.failed).inc()
+            (per.refused if isinstance(ending, Reject) or ending.error == BAD_VALUE else per.failed).inc()
 
     def on_event(self, now_us: int, event: Event, actions: list[Action]) -> None:
         """Count batches and cold starts; everything else is counted where it ends."""

@@ -9,7 +9,7 @@ import msgspec
 
 from lamina import encoding
 from lamina.core.actions import Reply
-from lamina.errors import BadValue, LaminaError, UnknownEncoding
+from lamina.errors import BadValue, FunctionFailed, LaminaError, UnknownEncoding
 from lamina.sdk.binding import NOTHING, Param, bind, bind_named
 from lamina.server.exchange import HttpRequest
 
@@ -95,13 +95,15 @@ def parse_query(request: HttpRequest, known: tuple[str, ...]) -> dict[str, str]:
 
 
 def encode_result(blob: encoding.Blob, accept: bytes) -> tuple[bytes, bytes]:
-    """Body and content type of a result."""
+    """Body and content type of a result. One without a form to send is the function's error, not the client's."""
     if VALUE in accept:
         return bytes(blob), VALUE
-    value = encoding.decode(blob)
-    if isinstance(value, bytes):
-        return value, BYTES
-    return encoding.to_json(value), JSON
+    try:
+        value = encoding.decode(blob)
+        return (value, BYTES) if isinstance(value, bytes) else (encoding.to_json(value), JSON)
+    except BadValue as error:
+        hint = f"return something else, or ask for {VALUE.decode()}; {error.hint}"
+        raise FunctionFailed(f"its result: {error.message}", error="BadValue", hint=hint) from None
 
 
 def reply_headers(reply: Reply) -> bytes:

@@ -83,6 +83,7 @@ _TITLES = {
     500: ("failed", "failed"),
     503: ("service unavailable", "unavailable"),
     504: ("deadline exceeded", "deadline-exceeded"),
+    505: ("HTTP version not supported", "http-version"),
 }
 """By status: the title for people, and the code for programs where an error has none of its own."""
 
