@@ -13,8 +13,11 @@ from benchmarks.attacks.histories import Op, stale_reads
 from benchmarks.attacks.pair import APP, database
 from benchmarks.attacks.takeovers import play
 
+from lamina import AsyncClient, Client
 from lamina.bootstrap import open_local
+from lamina.errors import Unreachable
 from lamina.gateway.bootstrap import Gateway, ListenConfig, open_gateway
+from lamina.sdk.client_codec import ClientRequest, ClientResponse, LeaderRoute, servers_at
 from lamina.store.open import open_store
 from tests.serving import Answer, Browser, run, write_app
 
@@ -176,3 +179,53 @@ def read(value: int, began_s: float, ended_s: float) -> Op:
 )
 def test_the_checker_finds_reads_that_no_order_of_events_explains(ops: list[Op], count: int):
     assert len(stale_reads(ops)) == count
+
+
+# ------------------------------------------------------------------------------- clients
+
+
+def test_c3_a_client_of_the_standby_goes_to_the_leader_and_to_the_next_one(tmp_path: Path):
+    async def work() -> Any:
+        async with began(tmp_path) as first, server(tmp_path) as second:
+            named, both = AsyncClient(second.url), AsyncClient(f"{first.url},{second.url}")
+            done = [await named.call("mark", {"name": "a"}), await both.call("mark", {"name": "b"})]
+            begun = await named.start("steps", {"name": "c"})
+            done.append(await begun.result("20s"))
+            await first.stop(5)
+            done += [await both.call("mark", {"name": "d"}), await begun.result("20s")]
+            counted = await both.call("counts", {"names": ["a", "b", "c", "d"]})
+            await named.close()
+            await both.close()
+            return done, counted
+
+    done, counted = run(work)
+    assert done == ["a", "b", "c", "d", "c"]
+    assert counted == [1, 1, 1, 1]
+
+
+def test_c3_a_blocking_client_goes_to_the_leader_too(tmp_path: Path):
+    async def work() -> Any:
+        async with began(tmp_path), server(tmp_path) as second:
+            client = Client(second.url)
+            return await asyncio.to_thread(client.call, "mark", {"name": "a"})
+
+    assert run(work) == "a"
+
+
+def test_c3_a_client_is_not_led_from_an_encrypted_server_to_one_that_is_not():
+    route = LeaderRoute(servers_at("https://a:1,https://b:2", "secret"), "5s")
+    assert route.go_on("http://evil:3") and route.current.url == "https://b:2"
+    assert route.go_on("https://c:4") and (route.current.url, route.current.token) == ("https://c:4", "secret")
+
+
+def test_c3_what_may_have_been_done_is_not_sent_again():
+    attempt = LeaderRoute(servers_at("http://a:1,http://b:2", ""), "5s").begin(0.0)
+    call = ClientRequest("POST", "/v1/functions/f", {})
+    start = ClientRequest("POST", "/v1/functions/f", {"idempotency-key": "k"})
+    lost = ClientResponse(503, {}, b'{"code": "leadership-lost"}')
+    refused = ClientResponse(503, {}, b'{"code": "not-leader"}')
+    assert not attempt.repeats_error(Unreachable("it broke off"), call, 1.0)
+    assert attempt.repeats_error(Unreachable("it broke off"), start, 1.0)
+    assert [attempt.repeats_response(one, call, 1.0) for one in (lost, refused)] == [False, True]
+    assert attempt.repeats_response(lost, start, 1.0)
+    assert not attempt.repeats_response(refused, call, 100.0)

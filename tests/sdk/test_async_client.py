@@ -231,7 +231,8 @@ def test_connections_behind_aio_end_with_their_loop(server: Scripted, monkeypatc
 
     async def use() -> None:
         await square.aio(3)
-        left.extend(square.app.async_client()._connections._open)
+        client = square.app.async_client()
+        left.extend(client._pool(client.server)._open)
 
     asyncio.run(use())
     assert [connection.closed.is_set() for connection in left] == [True]

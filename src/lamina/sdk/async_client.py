@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar, Unpack, cast
@@ -10,17 +11,19 @@ from typing import Any, TypeVar, Unpack, cast
 from lamina.errors import LaminaError, Unreachable
 from lamina.sdk.binding import NOTHING
 from lamina.sdk.client_codec import (
+    FOLLOW_PAUSE_S,
     CallKeywords,
     CallOptions,
     CallResult,
     ClientRequest,
     ClientResponse,
     Inputs,
+    LeaderRoute,
     ServerAddress,
     broken_off,
     connect_error,
     no_response,
-    server_at,
+    servers_at,
     timed_out,
 )
 from lamina.sdk.client_protocol import ClientProtocol, Exchange, ResponseReader, RunStatus, checked_run_id, resume, value_of
@@ -32,14 +35,19 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """Asyncio client: `async with AsyncClient("http://127.0.0.1:8700") as client`. Belongs to the loop it is first used on."""
+    """Asyncio client: `async with AsyncClient("http://127.0.0.1:8700") as client`. Belongs to the loop it is first used on. Takes
+    several addresses as `Client` does."""
 
     def __init__(
         self, url: str | None = None, *, token: str | None = None, timeout: str = "60s", max_connections: int = 256
     ) -> None:
-        self.server = server_at(url, token)
+        servers = servers_at(url, token)
+        self.server = servers[0]
+        self._timeout = timeout
+        self._most = checked_int(max_connections, "max_connections", 1)
         self._protocol = ClientProtocol(self.server, timeout)
-        self._connections = AsyncConnectionPool(self.server, timeout, checked_int(max_connections, "max_connections", 1))
+        self._route = LeaderRoute(servers, timeout)
+        self._pools: dict[ServerAddress, AsyncConnectionPool] = {}
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -48,7 +56,8 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        await self._connections.close()
+        for pool in self._pools.values():
+            await pool.close()
 
     # ------------------------------------------------------------------ calls
 
@@ -71,9 +80,13 @@ class AsyncClient:
         """What a function yields, item by item as it comes; of anything else the result is the only item. The request is sent
         when the first item is asked for. Closing the iterator cancels the call: the function is closed at its next `yield`."""
         exchange = self._protocol.call(name, inputs, CallOptions(**options), stream=True)
-        step = resume(exchange, None)
+        step, attempt = resume(exchange, None), self._route.begin(time.monotonic())
         while isinstance(step, ClientRequest):
-            async with self._connections.stream(step) as (response, items):
+            server = self._route.current
+            async with self._pool(server).stream(self._route.adapt(step, server)) as (response, items):
+                if items is None and attempt.repeats_response(response, step, time.monotonic()):
+                    await asyncio.sleep(FOLLOW_PAUSE_S)
+                    continue
                 step = resume(exchange, response)
                 if isinstance(step, CallResult) and items is None:
                     yield step.value
@@ -127,7 +140,7 @@ class AsyncClient:
         return await self.drive(value_of(request))
 
     async def send(self, request: ClientRequest) -> ClientResponse:
-        return await self._connections.send(request)
+        return await self._send(request)
 
     async def drive(self, exchange: Exchange[T]) -> T:
         """The result of an exchange; an error is raised."""
@@ -140,10 +153,28 @@ class AsyncClient:
         try:
             step = resume(exchange, None)
             while isinstance(step, ClientRequest):
-                step = resume(exchange, await self._connections.send(step))
+                step = resume(exchange, await self._send(step))
             return step
         except LaminaError as error:
             return error.with_traceback(None)
+
+    async def _send(self, request: ClientRequest) -> ClientResponse:
+        """Send a request to the server that leads, wherever that is by now."""
+        attempt = self._route.begin(time.monotonic())
+        while True:
+            server = self._route.current
+            try:
+                response = await self._pool(server).send(self._route.adapt(request, server))
+            except Unreachable as error:
+                if not attempt.repeats_error(error, request, time.monotonic()):
+                    raise
+            else:
+                if not attempt.repeats_response(response, request, time.monotonic()):
+                    return response
+            await asyncio.sleep(FOLLOW_PAUSE_S)
+
+    def _pool(self, server: ServerAddress) -> AsyncConnectionPool:
+        return self._pools.get(server) or self._pools.setdefault(server, AsyncConnectionPool(server, self._timeout, self._most))
 
 
 class AsyncRunHandle:

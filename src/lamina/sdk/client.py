@@ -6,6 +6,7 @@ import select
 import socket
 import ssl
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,20 +15,22 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, Unpack
 from urllib.parse import quote
 
-from lamina.errors import Cancelled, LaminaError
+from lamina.errors import Cancelled, LaminaError, Unreachable
 from lamina.sdk.binding import NOTHING
 from lamina.sdk.client_codec import (
+    FOLLOW_PAUSE_S,
     CallKeywords,
     CallOptions,
     CallResult,
     ClientRequest,
     ClientResponse,
     Inputs,
+    LeaderRoute,
     ServerAddress,
     broken_off,
     connect_error,
     no_response,
-    server_at,
+    servers_at,
     timed_out,
 )
 from lamina.sdk.client_protocol import ClientProtocol, Exchange, ResponseReader, RunStatus, checked_run_id, resume, value_of
@@ -44,12 +47,16 @@ READ_BYTES = 2**16
 
 class Client:
     """The blocking client: `Client("http://127.0.0.1:8700")`, or `Client()` for `LAMINA_URL` with the token in `LAMINA_TOKEN`.
-    `timeout` is how long to wait for the next bytes of the server."""
+    `timeout` is how long to wait for the next bytes of the server. Several addresses, separated by commas, are those of a leader
+    and its standbys; the client goes to the one that leads."""
 
     def __init__(self, url: str | None = None, *, token: str | None = None, timeout: str = "60s") -> None:
-        self.server = server_at(url, token)
+        servers = servers_at(url, token)
+        self.server = servers[0]
+        self._timeout = timeout
         self._protocol = ClientProtocol(self.server, timeout)
-        self._connections = ConnectionPool(self.server, timeout)
+        self._route = LeaderRoute(servers, timeout)
+        self._pools: dict[ServerAddress, ConnectionPool] = {}
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
 
@@ -65,7 +72,8 @@ class Client:
             threads, self._threads = self._threads, None
         if threads is not None:
             threads.shutdown()
-        self._connections.close()
+        for pool in list(self._pools.values()):
+            pool.close()
 
     # ------------------------------------------------------------------ calls
 
@@ -88,9 +96,13 @@ class Client:
         """What a function yields, item by item as it comes; of anything else the result is the only item. The request is sent
         when the first item is asked for. Closing the iterator cancels the call: the function is closed at its next `yield`."""
         exchange = self._protocol.call(name, inputs, CallOptions(**options), stream=True)
-        step = resume(exchange, None)
+        step, attempt = resume(exchange, None), self._route.begin(time.monotonic())
         while isinstance(step, ClientRequest):
-            with self._connections.stream(step) as (response, items):
+            server = self._route.current
+            with self._pool(server).stream(self._route.adapt(step, server)) as (response, items):
+                if items is None and attempt.repeats_response(response, step, time.monotonic()):
+                    time.sleep(FOLLOW_PAUSE_S)
+                    continue
                 step = resume(exchange, response)
                 if isinstance(step, CallResult):
                     yield from items if items is not None else (step.value,)
@@ -195,7 +207,7 @@ class Client:
         return self.drive(value_of(request))
 
     def send(self, request: ClientRequest) -> ClientResponse:
-        return self._connections.send(request, CancelToken())
+        return self._send(request, CancelToken())
 
     def drive(self, exchange: Exchange[T]) -> T:
         """The result of an exchange; an error is raised."""
@@ -208,10 +220,28 @@ class Client:
         try:
             step = resume(exchange, None)
             while isinstance(step, ClientRequest):
-                step = resume(exchange, self._connections.send(step, token))
+                step = resume(exchange, self._send(step, token))
             return step
         except LaminaError as error:
             return error.with_traceback(None)
+
+    def _send(self, request: ClientRequest, token: CancelToken) -> ClientResponse:
+        """Send a request to the server that leads, wherever that is by now."""
+        attempt = self._route.begin(time.monotonic())
+        while True:
+            server = self._route.current
+            try:
+                response = self._pool(server).send(self._route.adapt(request, server), token)
+            except Unreachable as error:
+                if token.is_cancelled or not attempt.repeats_error(error, request, time.monotonic()):
+                    raise
+            else:
+                if not attempt.repeats_response(response, request, time.monotonic()):
+                    return response
+            time.sleep(FOLLOW_PAUSE_S)
+
+    def _pool(self, server: ServerAddress) -> ConnectionPool:
+        return self._pools.get(server) or self._pools.setdefault(server, ConnectionPool(server, self._timeout))
 
 
 class RunHandle:

@@ -11,7 +11,7 @@ import os
 import re
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypedDict
 from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
@@ -38,6 +38,8 @@ _BY_CODE: dict[str, type[LaminaError]] = {
         errors.NotFound,
         errors.Conflict,
         errors.StoreDown,
+        errors.NotLeader,
+        errors.LeadershipLost,
         errors.Unauthorized,
         errors.Forbidden,
     )
@@ -175,6 +177,90 @@ def server_at(url: str | None, token: str | None) -> ServerAddress:
     return ServerAddress(parts.hostname, parts.port or (443 if tls else 80), tls, parts.path.rstrip("/"), token or "")
 
 
+def servers_at(urls: str | None, token: str | None) -> list[ServerAddress]:
+    """The servers at addresses separated by commas: a leader and its standbys."""
+    if urls is None:
+        urls, usual_token = default_server()
+        token = usual_token if token is None else token
+    return [server_at(url.strip(), token) for url in urls.split(",")]
+
+
+class ConnectFailed(errors.Unreachable):
+    """No connection: the request was not sent."""
+
+
+FOLLOW_S = 10.0
+"""How long a request that was not taken is sent again: a takeover ends within a few seconds."""
+
+FOLLOW_PAUSE_S = 0.05
+
+
+class LeaderRoute:
+    """Route to the server that leads: the addresses given, and those that servers have named since.
+
+    A request is sent again only if it cannot have had an effect (no connection; a server that does not lead), or if doing it
+    again has none (a read, a start with an idempotency key). A server without TLS is not followed to from one with it.
+    """
+
+    def __init__(self, servers: Sequence[ServerAddress], timeout: str) -> None:
+        self._servers = list(servers)
+        self._patience_s = min(FOLLOW_S, parse_us(timeout, "timeout") / 1e6)
+        self.current = self._servers[0]
+
+    def begin(self, now_s: float) -> RouteAttempt:
+        return RouteAttempt(self, now_s + self._patience_s)
+
+    def adapt(self, request: ClientRequest, server: ServerAddress) -> ClientRequest:
+        """The request as it is for that server; it was made for the first one."""
+        first = self._servers[0]
+        if server is first:
+            return request
+        path = server.base + request.path[len(first.base) :]
+        return replace(request, path=path, headers=request.headers | {"host": server.headers()["host"]})
+
+    def go_on(self, leader: str = "") -> bool:
+        """Turn to the leader that was named, or to the next server. False: there is no other."""
+        if leader:
+            parts = parse_url(leader)
+            if parts is not None and (parts.scheme == "https" or not self.current.tls):
+                named = server_at(leader, self.current.token)
+                known = next((one for one in self._servers if one.url == named.url), None)
+                if known is None:
+                    self._servers.append(named)
+                self.current = known or named
+                return True
+        at = self._servers.index(self.current)
+        self.current = self._servers[(at + 1) % len(self._servers)]
+        return len(self._servers) > 1
+
+
+class RouteAttempt:
+    """One request on its way to the leader."""
+
+    def __init__(self, route: LeaderRoute, until_s: float) -> None:
+        self._route = route
+        self._until_s = until_s
+
+    def repeats_error(self, error: errors.Unreachable, request: ClientRequest, now_s: float) -> bool:
+        """Whether to send it again, after it was not answered."""
+        is_safe = isinstance(error, ConnectFailed) or request.method == "GET" or "idempotency-key" in request.headers
+        return is_safe and now_s < self._until_s and self._route.go_on()
+
+    def repeats_response(self, response: ClientResponse, request: ClientRequest, now_s: float) -> bool:
+        """Whether to send it again, after a server said that it does not lead."""
+        if response.status != 503 or now_s >= self._until_s:
+            return False
+        problem = _problem(response)
+        code = problem.get("code")
+        if code == errors.LeadershipLost.code:
+            return (request.method == "GET" or "idempotency-key" in request.headers) and self._go_on(problem)
+        return code == errors.NotLeader.code and self._go_on(problem)
+
+    def _go_on(self, problem: Mapping[str, Any]) -> bool:
+        self._route.go_on(str(problem.get("leader") or ""))
+        return True  # a standby that knows no leader may be the next one
+
+
 def call_request(server: ServerAddress, kind: str, name: str, inputs: Inputs, options: CallOptions) -> ClientRequest:
     if inputs is not None and not isinstance(inputs, Mapping):
         raise BadValue(
@@ -263,14 +349,14 @@ def error_of(response: ClientResponse) -> LaminaError:
     return error
 
 
-def connect_error(server: ServerAddress, error: OSError) -> errors.Unreachable:
+def connect_error(server: ServerAddress, error: OSError) -> ConnectFailed:
     hint = "start it with: lamina serve app.py"
     if isinstance(error, ssl.SSLCertVerificationError):
         hint = "name the file of the authority that signed its certificate in SSL_CERT_FILE"
     elif isinstance(error, ssl.SSLError):
         hint = "does it speak TLS? if not, write http://"
     why = error if isinstance(error, ssl.SSLError) else error.strerror or error
-    return errors.Unreachable(f"no server at {server.url}: {why}", hint=hint)
+    return ConnectFailed(f"no server at {server.url}: {why}", hint=hint)
 
 
 def no_response(server: ServerAddress) -> errors.Unreachable:

@@ -479,6 +479,8 @@ class GroupCommitStore:
         self._doubt = _Doubt(number, callbacks, len(group))
         try:
             connection.commit()
+        except StoreDown:
+            raise
         except Exception:
             if not self._was_made(connection, number):
                 raise

@@ -6,8 +6,8 @@ closed. That file also has the leader's signs of life, because a commit twice a 
 A process that is stopped (SIGSTOP) in a transaction keeps the whole database locked, and no one can take that lock away. Such a
 leader is ended by the server that takes over: both are on one machine, and a stopped process can be told from a slow one.
 
-A file that is removed or replaced under a running server still takes writes, which are lost with its last handle. So after every
-commit, and with every sign of life, the names are checked to be those of the files that were opened.
+A file that is removed or replaced under a running server still takes writes, which are lost with its last handle. So before and
+after every commit, and with every sign of life, the names are checked to be those of the files that were opened.
 """
 
 from __future__ import annotations
@@ -100,9 +100,13 @@ class SqliteWriter(SqliteConnection):
         self.rows("SELECT 1 FROM sqlite_master LIMIT 1")  # makes the log, which must be there to be known again
         self._log_id = _file_id(file.log_path)
 
+    def begin(self) -> None:
+        self._check_files()
+        super().begin()
+
     def commit(self) -> None:
         super().commit()
-        self._check_files()
+        self._check_files()  # in the meantime: whether the commit counts is open until they are back
 
     def try_lock(self) -> bool:
         return self._file.lock.try_acquire()

@@ -20,7 +20,7 @@ from lamina.access.authorization import Grant
 from lamina.access.records import Identity
 from lamina.core.actions import Reply
 from lamina.durable.runs import DurableRuns
-from lamina.errors import BadValue, LaminaError, StoreDown
+from lamina.errors import BadValue, LaminaError, StoreDown, checked_text
 from lamina.gateway.routes import http_codec
 from lamina.gateway.routes.problems import PROBLEM, answered, error_problem, respond_problem
 from lamina.gateway.routes.request_options import RequestOptions
@@ -109,6 +109,9 @@ class RunRoutes:
 
     def _list(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
         query = http_codec.parse_query(request, ("target", "state", "before", "limit"))
+        checked_text("target", query.get("target", ""))
+        if query.get("before") and not _ID.fullmatch(query["before"]):
+            raise BadValue(f"before: {query['before'][:40]!r} is no run", hint="give the `next` of the page before")
         if query.get("state", "failed") not in STATES:
             raise BadValue(f"state: {query['state'][:40]!r} is no state of a run", hint=f"one of {', '.join(STATES)}")
         limit = _parse_int(query.get("limit", "50"), "limit", 1, MAX_PAGE)

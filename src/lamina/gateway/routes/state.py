@@ -11,7 +11,7 @@ import msgspec
 from lamina import encoding
 from lamina.access.authorization import Grant
 from lamina.drivers.engine import EngineShared
-from lamina.errors import BadValue, Conflict, LaminaError, NotFound
+from lamina.errors import BadValue, Conflict, LaminaError, NotFound, checked_text
 from lamina.gateway.routes import http_codec
 from lamina.gateway.routes.problems import error_problem, respond_problem
 from lamina.sdk.app_state import StateCell, StateChange, StateKey, apply_change, checked_key, checked_size
@@ -46,6 +46,7 @@ class StateRoutes:
         if self._table.down is not None:
             raise self._table.down
         kind, name = ("workflow", query["workflow"]) if query.get("workflow") else ("app", query.get("app", ""))
+        checked_text(kind, name)
         if kind == "workflow":
             owner = self._shared.source(name).tenant
         elif name:
