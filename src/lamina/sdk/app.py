@@ -11,14 +11,14 @@ from weakref import WeakKeyDictionary
 from msgspec.structs import replace
 
 from lamina.core.events import Deployed
-from lamina.errors import BadValue, UnknownTarget, did_you_mean
+from lamina.errors import BadValue, UnknownTarget, checked_text, did_you_mean
 from lamina.sdk.app_state import InMemoryState, KeyValueState, Transaction
 from lamina.sdk.context import context
 from lamina.sdk.cron import parse_cron
 from lamina.sdk.function import Function
 from lamina.sdk.resources import CPU, GPU, SLO, Quota, Scale, checked_bool, checked_int
 from lamina.sdk.torch_model import TorchModel
-from lamina.sdk.triggers import Trigger, bind_trigger
+from lamina.sdk.triggers import Trigger, bind_trigger, checked_overlap
 from lamina.sdk.user_errors import user_place
 from lamina.sdk.workflow import Workflow
 from lamina.types import FunctionSpec
@@ -171,22 +171,31 @@ class App:
 
         return decorate
 
-    def every(self, interval: str, *, input: dict[str, Any] | None = None) -> TriggerDecorator:
-        """Start the target at fixed intervals: `@app.every("5m")`. A parameter `due` gets the time, as text."""
+    def every(self, interval: str, *, input: dict[str, Any] | None = None, overlap: str | None = None) -> TriggerDecorator:
+        """Start the target at fixed intervals: `@app.every("5m")`. A parameter `due` gets the time, as text. `overlap`: what
+        to do while the start before is under way: "skip" (usual), "queue", "cancel" (that one) or "allow"."""
         every_us = parse_us(interval, "every")
         if every_us < 100_000:
             raise BadValue(f"every: {interval!r} is too often", hint="at least 100ms")
-        return self._trigger(Trigger("every", "", every_us=every_us, input=input or {}))
+        return self._trigger(Trigger("every", "", every_us=every_us, input=input or {}, overlap=checked_overlap(overlap)))
 
-    def cron(self, times: str, *, zone: str = "UTC", input: dict[str, Any] | None = None) -> TriggerDecorator:
-        """Start the target at times of the day: `@app.cron("*/5 * * * *")`, `zone="Europe/Berlin"`."""
+    def cron(
+        self, times: str, *, zone: str = "UTC", input: dict[str, Any] | None = None, overlap: str | None = None
+    ) -> TriggerDecorator:
+        """Start the target at times of the day: `@app.cron("*/5 * * * *")`, `zone="Europe/Berlin"`. `overlap` as for `every`."""
         parse_cron(times, zone)
-        return self._trigger(Trigger("cron", "", cron=times, zone=zone, input=input or {}))
+        return self._trigger(Trigger("cron", "", cron=times, zone=zone, input=input or {}, overlap=checked_overlap(overlap)))
 
-    def on_change(self, key: str, *, workflow: str = "", input: dict[str, Any] | None = None) -> TriggerDecorator:
+    def on_change(
+        self, key: str, *, workflow: str = "", input: dict[str, Any] | None = None, overlap: str | None = None
+    ) -> TriggerDecorator:
         """Start the target when state changes: of the app, or of a `workflow`; `*` in the key matches anything.
-        Parameters `key`, `value` (None if it is gone) and `version` tell about the change."""
-        return self._trigger(Trigger("change", "", key=key, workflow=workflow, input=input or {}))
+        Parameters `key`, `value` (None if it is gone) and `version` tell about the change. `overlap` as for `every`; here "allow"
+        is usual: every change starts a run."""
+        checked_text("key", key)
+        return self._trigger(
+            Trigger("change", "", key=key, workflow=workflow, input=input or {}, overlap=checked_overlap(overlap))
+        )
 
     def _trigger(self, trigger: Trigger) -> TriggerDecorator:
         def decorate(target: T) -> T:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -11,6 +11,16 @@ from lamina.errors import BadValue
 from lamina.sdk import cron
 from lamina.sdk.binding import bind_named
 from lamina.sdk.remote_target import RemoteTarget
+
+Overlap = Literal["skip", "queue", "cancel", "allow"]
+"""What becomes of a start while the run of the one before is under way: it is left out; it waits; that run is cancelled; or both
+run at once."""
+
+
+def checked_overlap(overlap: str | None) -> Overlap | None:
+    if overlap is not None and overlap not in get_args(Overlap):
+        raise BadValue(f"overlap: {overlap!r} is none of {', '.join(get_args(Overlap))}", hint='"skip" is usual for a clock')
+    return overlap  # type: ignore[return-value]
 
 
 class Trigger(Struct, frozen=True):
@@ -25,6 +35,12 @@ class Trigger(Struct, frozen=True):
     workflow: str = ""
     input: dict[str, Any] = {}
     takes: tuple[str, ...] = ()  #: of what a trigger tells, the parameters its target has
+    overlap: Overlap | None = None  #: None: the usual one of its kind
+
+    @property
+    def on_overlap(self) -> Overlap:
+        """Clocks skip: what is slower than its clock would pile up. Of changes none is left out: each may be a different one."""
+        return self.overlap or ("allow" if self.kind == "change" else "skip")
 
     @property
     def name(self) -> str:
