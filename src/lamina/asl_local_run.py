@@ -99,7 +99,7 @@ class LocalStateMachine:
 
     def run(self, given: Any, name: str = "run") -> ExecutionOutcome:
         inputs = {INPUT: encoding.encode(given)}
-        return self._run_virtual(inputs, name) if self._virtual else asyncio.run(self._run_realtime(inputs, name))
+        return self._run_virtual(inputs, name) if self._virtual else asyncio.run(self.run_realtime(given, name))
 
     def _run_virtual(self, inputs: dict[str, bytes], name: str) -> ExecutionOutcome:
         controller = local_controller()
@@ -114,7 +114,9 @@ class LocalStateMachine:
         driver.run(until=lambda: bool(outcomes))
         return outcomes[0]
 
-    async def _run_realtime(self, inputs: dict[str, bytes], name: str) -> ExecutionOutcome:
+    async def run_realtime(self, given: Any, name: str = "run") -> ExecutionOutcome:
+        """Run on the clock of the running event loop."""
+        inputs = {INPUT: encoding.encode(given)}
         controller = local_controller()
         data = RunValues(None, None, wall_us=lambda: self._began_us + driver.now_us(), rng=self._rng)
         driver = RealtimeDriver(controller, _ThreadEngine(self._tasks, controller), data, observers=[self._observe])

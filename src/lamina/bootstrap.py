@@ -13,6 +13,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from lamina import policies
+from lamina.asl.evaluation import DATA_LIMIT_BYTES
 from lamina.core.controller import Controller
 from lamina.core.policy import DispatchRole
 from lamina.drivers.engine import EngineShared
@@ -76,6 +77,7 @@ def open_local(
     slices: SliceMode = "auto",
     explain: bool = False,
     memory_bytes: int = 0,
+    state_data_bytes: int = DATA_LIMIT_BYTES,
 ) -> ServingRuntime:
     """Runtime on this machine: CPU cores in worker processes, and the GPUs that `gpu` names ("auto": those there are), in slices
     that have SMs of their own or share all of them (see `Slices`).
@@ -83,7 +85,7 @@ def open_local(
     With `probe`, what has no profile is timed on its sample inputs when it is loaded, and what has one that no longer holds is
     measured again while the server is idle. `shadow_batches`: measurements may run batches of their own (with `probe`, they do).
     With `explain`, the policy records what it weighed. `memory_bytes` is the memory budget of the server, of which shared memory
-    may take half; 0: a part of the memory there is.
+    may take half; 0: a part of the memory there is. `state_data_bytes` is the data limit of states of state machines.
     """
     app = load_app(app_path)
     known = read_profiles(app_path, profiles)
@@ -98,7 +100,7 @@ def open_local(
     engine = _open_engines(app, app_path, cores, gpus, state, shared, table if probe else None, limits)
     slots = engine.references
     shadow_runner = ShadowRunner(engine) if probe or shadow_batches else None
-    data = RunValues(slots.pool, slots.reader, slots.release)
+    data = RunValues(slots.pool, slots.reader, slots.release, state_data_bytes=state_data_bytes)
     driver = RealtimeDriver(controller, engine, data, interceptor=shadow_runner)
     reprofiler = None
     if probe and shadow_runner is not None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from lamina.asl import timestamps
 from lamina.asl.choice_rules import matches
 from lamina.asl.errors import StateError
+from lamina.asl.evaluation import Evaluation
 from lamina.asl.intrinsics import ExpressionScope, IntrinsicError, evaluate, json_equal, parse_call
 from lamina.asl.paths import NoMatch, PathError, parse_path, parse_reference, put_at
 
@@ -46,7 +47,7 @@ def all_places(value: Any, path: str = "$") -> list[tuple[str, Any]]:
 
 
 def call(text: str, value: Any = None) -> Any:
-    return evaluate(parse_call(text), ExpressionScope(value, {}, random.Random(0)))
+    return evaluate(parse_call(text), ExpressionScope(value, Evaluation({}, random.Random(0))))
 
 
 @given(values)
@@ -119,7 +120,7 @@ def test_any_text_is_a_call_or_said_to_be_none(text: str):
         except IntrinsicError:
             continue
         with contextlib.suppress(StateError):
-            evaluate(parsed, ExpressionScope({"a": 1}, {}, random.Random(0)))
+            evaluate(parsed, ExpressionScope({"a": 1}, Evaluation({}, random.Random(0))))
 
 
 @given(values)

@@ -13,6 +13,7 @@ from typing import Any
 
 from lamina.asl import timestamps
 from lamina.asl.errors import runtime_error
+from lamina.asl.evaluation import Evaluation
 from lamina.asl.paths import JsonPath, NoMatch, json_type_of, parse_path
 
 _ORDERS: dict[str, Callable[[Any, Any], Any]] = {
@@ -33,20 +34,21 @@ COMPARATORS = (*WITH_CONSTANT, *WITH_PATH, *TESTS)
 COMBINED = ("And", "Or", "Not")
 
 
-def rule_holds(rule: dict[str, Any], value: Any, context: Any) -> bool:
+def rule_holds(rule: dict[str, Any], value: Any, at: Evaluation) -> bool:
+    at.budget.spend()
     if "And" in rule:
-        return all(rule_holds(inner, value, context) for inner in rule["And"])
+        return all(rule_holds(inner, value, at) for inner in rule["And"])
     if "Or" in rule:
-        return any(rule_holds(inner, value, context) for inner in rule["Or"])
+        return any(rule_holds(inner, value, at) for inner in rule["Or"])
     if "Not" in rule:
-        return not rule_holds(rule["Not"], value, context)
+        return not rule_holds(rule["Not"], value, at)
     name = next(key for key in rule if key in COMPARATORS)
     wanted = rule[name]
     variable = parse_path(rule["Variable"])
     if name == "IsPresent":
-        return _is_present(variable, value, context) is bool(wanted)
+        return _is_present(variable, value, at) is bool(wanted)
     try:
-        found = variable.find(value, context)
+        found = variable.find(value, at.context, at.budget)
     except NoMatch as error:
         raise runtime_error(f"Choice: the variable {error}") from None
     if name in TESTS:
@@ -55,7 +57,7 @@ def rule_holds(rule: dict[str, Any], value: Any, context: Any) -> bool:
         return isinstance(found, str) and matches(wanted, found)
     if name in WITH_PATH:
         try:
-            wanted = parse_path(wanted).find(value, context)
+            wanted = parse_path(wanted).find(value, at.context, at.budget)
         except NoMatch as error:
             raise runtime_error(f"Choice: {name}: {error}") from None
     kind, order = _COMPARE[name.removesuffix("Path")]
@@ -82,9 +84,9 @@ def _compare(kind: str, order: str, left: Any, right: Any) -> bool:
     return bool(_ORDERS[order](left, right))
 
 
-def _is_present(path: JsonPath, value: Any, context: Any) -> bool:
+def _is_present(path: JsonPath, value: Any, at: Evaluation) -> bool:
     try:
-        found = path.find(value, context)
+        found = path.find(value, at.context, at.budget)
     except NoMatch:
         return False
     return path.is_reference or bool(found)

@@ -11,6 +11,7 @@ PARAMETER_PATH = "States.ParameterPathFailure"
 RESULT_PATH = "States.ResultPathMatchFailure"
 NO_CHOICE = "States.NoChoiceMatched"
 INTRINSIC = "States.IntrinsicFailure"
+DATA_LIMIT = "States.DataLimitExceeded"
 
 
 class StateError(Exception):

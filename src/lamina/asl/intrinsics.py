@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from lamina.asl.errors import INTRINSIC, StateError
+from lamina.asl.evaluation import Evaluation, EvaluationBudget
 from lamina.asl.paths import JsonPath, NoMatch, PathError, json_type_of, parse_path
 
 MAX_TEXT = 10_000  #: characters of what is hashed or coded
@@ -45,32 +46,41 @@ def compact_json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
-def _format(_rng: random.Random, template: Any, *args: Any) -> str:
+_MARKS = re.compile(r"\\(.)|(\{\})|[{}]", re.DOTALL)
+
+
+def _format(at: Evaluation, template: Any, *args: Any) -> str:
     _check_type(template, "string", "the template")
-    parts, left, at = [], list(args), 0
-    while at < len(template):
-        if template[at] == "\\" and at + 1 < len(template):
-            parts.append(template[at + 1])
-            at += 2
-        elif template.startswith("{}", at):
-            if not left:
-                raise BadArgument("more {} than values for them")
-            value = left.pop(0)
+    parts, left, start, size = [], list(reversed(args)), 0, len(template)
+    at.budget.make_text(size)
+    for mark in _MARKS.finditer(template):
+        at.budget.spend()
+        parts.append(template[start : mark.start()])
+        start = mark.end()
+        if mark[1]:
+            parts.append(mark[1])
+        elif not mark[2]:
+            raise BadArgument(f"a lone {mark[0]}; write \\{mark[0]} to mean it")
+        elif not left:
+            raise BadArgument("more {} than values for them")
+        else:
+            value = left.pop()
             if isinstance(value, list | dict):
                 raise BadArgument(f"an {json_type_of(value)} has no place in a text; use States.JsonToString")
             parts.append(value if isinstance(value, str) else compact_json(value))
-            at += 2
-        elif template[at] in "{}":
-            raise BadArgument(f"a lone {template[at]}; write \\{template[at]} to mean it")
-        else:
-            parts.append(template[at])
-            at += 1
+            size += len(parts[-1])
+            at.budget.make_text(size)
     if left:
         raise BadArgument("more values than {}")
-    return "".join(parts)
+    return "".join([*parts, template[start:]])
 
 
-def _string_to_json(_rng: random.Random, text: Any) -> Any:
+def _json_to_string(at: Evaluation, value: Any) -> str:
+    at.budget.check(value)  # what it is made of may be there several times
+    return compact_json(value)
+
+
+def _string_to_json(_at: Evaluation, text: Any) -> Any:
     _check_type(text, "string", "its argument")
     try:
         return json.loads(text, parse_constant=_no_constant) if text.strip() else None
@@ -82,19 +92,21 @@ def _no_constant(word: str) -> Any:
     raise ValueError(f"JSON has no {word}")
 
 
-def _partition(_rng: random.Random, array: Any, size: Any) -> list[Any]:
+def _partition(at: Evaluation, array: Any, size: Any) -> list[Any]:
     _check_type(array, "array", "its first argument")
     step = _to_int(size, "the size")
     if step < 1:
         raise BadArgument("the size must be at least 1")
+    at.budget.spend(len(array))
     return [array[i : i + step] for i in range(0, len(array), step)]
 
 
-def _contains(_rng: random.Random, array: Any, value: Any) -> bool:
-    return any(json_equal(element, value) for element in _check_type(array, "array", "its first argument"))
+def _contains(at: Evaluation, array: Any, value: Any) -> bool:
+    wanted = _key(at, value)
+    return any(_key(at, element) == wanted for element in _check_type(array, "array", "its first argument"))
 
 
-def _range(_rng: random.Random, first: Any, last: Any, step: Any) -> list[int]:
+def _range(_at: Evaluation, first: Any, last: Any, step: Any) -> list[int]:
     start, stop, by = _to_int(first, "the first"), _to_int(last, "the last"), _to_int(step, "the step")
     if by == 0:
         raise BadArgument("the step must not be 0")
@@ -104,36 +116,48 @@ def _range(_rng: random.Random, first: Any, last: Any, step: Any) -> list[int]:
     return list(found)
 
 
-def _item(_rng: random.Random, array: Any, index: Any) -> Any:
+def _item(_at: Evaluation, array: Any, index: Any) -> Any:
     at = _to_int(index, "the index")
     if not 0 <= at < len(_check_type(array, "array", "its first argument")):
         raise BadArgument(f"no element {at} in an array of {len(array)}")
     return array[at]
 
 
-def _unique(_rng: random.Random, array: Any) -> list[Any]:
+def _unique(at: Evaluation, array: Any) -> list[Any]:
     found: list[Any] = []
-    seen: set[str] = set()
+    seen: set[Any] = set()
     for element in _check_type(array, "array", "its argument"):
-        key = json.dumps(_plain(element), sort_keys=True)
+        key = _key(at, element)
         if key not in seen:
             seen.add(key)
             found.append(element)
     return found
 
 
-def _plain(value: Any) -> Any:
+def _key(at: Evaluation, value: Any) -> Any:
+    """Key that is the same for equal values: 1 and 1.0 are one number, true is none."""
+    if isinstance(value, bool):
+        return ("boolean", value)
+    if value is None or isinstance(value, int | float):
+        at.budget.spend()
+        return ("number", value)
+    return json.dumps(_plain(value, at.budget), sort_keys=True)
+
+
+def _plain(value: Any, budget: EvaluationBudget) -> Any:
     """Value with whole floats as integers: 1 and 1.0 are one number."""
+    budget.spend(2)
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
-        return [_plain(inner) for inner in value]
-    return {key: _plain(inner) for key, inner in value.items()} if isinstance(value, dict) else value
+        return [_plain(inner, budget) for inner in value]
+    return {key: _plain(inner, budget) for key, inner in value.items()} if isinstance(value, dict) else value
 
 
 def json_equal(left: Any, right: Any) -> bool:
     """Equality as JSON has it: 1 and 1.0 are one number, true is none."""
-    return json.dumps(_plain(left), sort_keys=True) == json.dumps(_plain(right), sort_keys=True)
+    budget = EvaluationBudget()
+    return json.dumps(_plain(left, budget), sort_keys=True) == json.dumps(_plain(right, budget), sort_keys=True)
 
 
 def _short(text: Any) -> bytes:
@@ -142,39 +166,40 @@ def _short(text: Any) -> bytes:
     return str(text).encode()
 
 
-def _decode(_rng: random.Random, text: Any) -> str:
+def _decode(_at: Evaluation, text: Any) -> str:
     try:
         return base64.b64decode(_short(text), validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):
         raise BadArgument("no text in base64") from None
 
 
-def _hash(_rng: random.Random, data: Any, algorithm: Any) -> str:
+def _hash(at: Evaluation, data: Any, algorithm: Any) -> str:
     names = {"MD5": "md5", "SHA-1": "sha1", "SHA-256": "sha256", "SHA-384": "sha384", "SHA-512": "sha512"}
     if algorithm not in names:
         raise BadArgument(f"{algorithm!r} is none of {', '.join(names)}")
-    text = data if isinstance(data, str) else compact_json(data)
+    text = data if isinstance(data, str) else _json_to_string(at, data)
     return hashlib.new(names[algorithm], _short(text), usedforsecurity=False).hexdigest()
 
 
-def _merge(_rng: random.Random, left: Any, right: Any, deep: Any) -> dict[str, Any]:
+def _merge(_at: Evaluation, left: Any, right: Any, deep: Any) -> dict[str, Any]:
     if _check_type(deep, "boolean", "its third argument"):
         raise BadArgument("merging in depth is not offered; its third argument must be false")
     return {**_check_type(left, "object", "its first argument"), **_check_type(right, "object", "its second argument")}
 
 
-def _random(rng: random.Random, start: Any, end: Any, seed: Any = None) -> int:
+def _random(at: Evaluation, start: Any, end: Any, seed: Any = None) -> int:
     low, high = _to_int(start, "the start"), _to_int(end, "the end")
     if low >= high:
         raise BadArgument("the start must be below the end")
-    dice = rng if seed is None else random.Random(_to_int(seed, "the seed"))
+    dice = at.rng if seed is None else random.Random(_to_int(seed, "the seed"))
     return dice.randrange(low, high)
 
 
-def _split(_rng: random.Random, text: Any, delimiters: Any) -> list[str]:
+def _split(at: Evaluation, text: Any, delimiters: Any) -> list[str]:
     _check_type(text, "string", "its first argument")
     if not _check_type(delimiters, "string", "its second argument"):
         raise BadArgument("no delimiter")
+    at.budget.make_text(len(text))
     return [part for part in re.split(f"[{re.escape(delimiters)}]", text) if part]
 
 
@@ -182,22 +207,22 @@ ANY = 1000
 FUNCTIONS: dict[str, tuple[Callable[..., Any], int, int]] = {
     "States.Format": (_format, 1, ANY),
     "States.StringToJson": (_string_to_json, 1, 1),
-    "States.JsonToString": (lambda _rng, value: compact_json(value), 1, 1),
-    "States.Array": (lambda _rng, *values: list(values), 0, ANY),
+    "States.JsonToString": (_json_to_string, 1, 1),
+    "States.Array": (lambda _at, *values: list(values), 0, ANY),
     "States.ArrayPartition": (_partition, 2, 2),
     "States.ArrayContains": (_contains, 2, 2),
     "States.ArrayRange": (_range, 3, 3),
     "States.ArrayGetItem": (_item, 2, 2),
-    "States.ArrayLength": (lambda _rng, array: len(_check_type(array, "array", "its argument")), 1, 1),
+    "States.ArrayLength": (lambda _at, array: len(_check_type(array, "array", "its argument")), 1, 1),
     "States.ArrayUnique": (_unique, 1, 1),
-    "States.Base64Encode": (lambda _rng, text: base64.b64encode(_short(text)).decode(), 1, 1),
+    "States.Base64Encode": (lambda _at, text: base64.b64encode(_short(text)).decode(), 1, 1),
     "States.Base64Decode": (_decode, 1, 1),
     "States.Hash": (_hash, 2, 2),
     "States.JsonMerge": (_merge, 3, 3),
     "States.MathRandom": (_random, 2, 3),
-    "States.MathAdd": (lambda _rng, a, b: _to_int(a, "a number") + _to_int(b, "a number"), 2, 2),
+    "States.MathAdd": (lambda _at, a, b: _to_int(a, "a number") + _to_int(b, "a number"), 2, 2),
     "States.StringSplit": (_split, 2, 2),
-    "States.UUID": (lambda rng: str(uuid.UUID(int=rng.getrandbits(128), version=4)), 0, 0),
+    "States.UUID": (lambda at: str(uuid.UUID(int=at.rng.getrandbits(128), version=4)), 0, 0),
 }
 """By name: the function, and how few and how many arguments it takes."""
 
@@ -238,11 +263,10 @@ Argument = TextLiteral | ConstantLiteral | JsonPath | Invocation
 
 @dataclass(slots=True)
 class ExpressionScope:
-    """Scope of an expression: the value, the context object, and a random generator."""
+    """Scope of an expression: the value, and the surroundings of its evaluation."""
 
     value: Any
-    context: Any
-    rng: random.Random
+    at: Evaluation
 
 
 def is_call(text: str) -> bool:
@@ -269,15 +293,16 @@ def evaluate(call: Invocation, scene: ExpressionScope) -> Any:
             values.append(argument.value)
         elif isinstance(argument, JsonPath):
             try:
-                values.append(argument.find(scene.value, scene.context))
+                values.append(argument.find(scene.value, scene.at.context, scene.at.budget))
             except NoMatch as error:
                 raise StateError(INTRINSIC, f"{call.name}: {error}") from None
         else:
             values.append(evaluate(argument, scene))
     function = FUNCTIONS[call.name][0]
+    scene.at.budget.spend(1 + len(values))
     try:
-        return function(scene.rng, *values)
-    except BadArgument as error:
+        return function(scene.at, *values)
+    except (BadArgument, OverflowError) as error:
         raise StateError(INTRINSIC, f"{call.name}: {error}") from None
 
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from lamina.asl.evaluation import EvaluationBudget
 from lamina.asl.path_parser import DescentStep, IndexStep, NameStep, PathParser, PathStep, SliceStep, UnionStep, WildcardStep
 from lamina.asl.path_parser import PathError as PathError
 
 _MISSING = object()
+LISTED_PER_STEP = 8
 
 
 class NoMatch(LookupError):
@@ -33,11 +35,10 @@ class JsonPath:
     def is_reference(self) -> bool:
         return all(isinstance(step, NameStep | IndexStep) for step in self.steps)
 
-    def find(self, value: Any, context: Any = None) -> Any:
+    def find(self, value: Any, context: Any = None, budget: EvaluationBudget | None = None) -> Any:
         """The value there; a list of all, for a path that may name many. `NoMatch` if a single place is not there."""
-        found = [context if self.context else value]
-        for step in self.steps:
-            found = [inner for outer in found for inner in _apply(step, outer)]
+        budget = budget or EvaluationBudget()
+        found = _walk(self.steps, context if self.context else value, budget)
         if not self.is_reference:
             return found
         if not found:
@@ -112,32 +113,42 @@ def json_type_of(value: Any) -> str:
 # ----------------------------------------------------------------------------------------------------------------- walking
 
 
-def _apply(step: PathStep, value: Any) -> Iterator[Any]:
+def _walk(steps: tuple[PathStep, ...], start: Any, budget: EvaluationBudget) -> list[Any]:
+    """All places that the steps lead to. Each one visited is a step of the budget, wherever it was led to from; places that are
+    only listed cost a part of one."""
+    found = [start]
+    for step in steps:
+        reached: list[Any] = []
+        for outer in found:
+            before = len(reached)
+            reached += _apply(step, outer, budget)
+            budget.spend(1 + (len(reached) - before) // LISTED_PER_STEP)
+        found = reached
+    return found
+
+
+def _apply(step: PathStep, value: Any, budget: EvaluationBudget) -> Iterable[Any]:
     if isinstance(step, NameStep):
-        if isinstance(value, dict) and step.key in value:
-            yield value[step.key]
-    elif isinstance(step, IndexStep):
-        if isinstance(value, list) and -len(value) <= step.at < len(value):
-            yield value[step.at]
-    elif isinstance(step, WildcardStep):
-        yield from value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    elif isinstance(step, DescentStep):
-        yield from _descend(value)
-    elif isinstance(step, SliceStep):
-        if isinstance(value, list):
-            yield from value[step.start : step.stop : step.step]
-    elif isinstance(step, UnionStep):
-        for part in step.parts:
-            yield from _apply(part, value)
-    else:
-        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        yield from (element for element in inner if _holds(step.test, element))
+        return (value[step.key],) if isinstance(value, dict) and step.key in value else ()
+    if isinstance(step, IndexStep):
+        return (value[step.at],) if isinstance(value, list) and -len(value) <= step.at < len(value) else ()
+    if isinstance(step, DescentStep):
+        return _descend(value, budget)
+    if isinstance(step, SliceStep):
+        return value[step.start : step.stop : step.step] if isinstance(value, list) else ()
+    if isinstance(step, UnionStep):
+        return [inner for part in step.parts for inner in _apply(part, value, budget)]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if isinstance(step, WildcardStep):
+        return inner
+    return [element for element in inner if _holds(step.test, element, budget)]
 
 
-def _descend(value: Any) -> Iterator[Any]:
+def _descend(value: Any, budget: EvaluationBudget) -> Iterator[Any]:
     stack = [value]
     while stack:
         at = stack.pop()
+        budget.spend()
         yield at
         inner = list(at.values()) if isinstance(at, dict) else at if isinstance(at, list) else []
         stack += reversed(inner)
@@ -151,17 +162,18 @@ _ORDER: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _holds(test: Any, element: Any) -> bool:
+def _holds(test: Any, element: Any, budget: EvaluationBudget) -> bool:
+    budget.spend()
     head = test[0]
     if head == "and":
-        return _holds(test[1], element) and _holds(test[2], element)
+        return _holds(test[1], element, budget) and _holds(test[2], element, budget)
     if head == "or":
-        return _holds(test[1], element) or _holds(test[2], element)
+        return _holds(test[1], element, budget) or _holds(test[2], element, budget)
     if head == "not":
-        return not _holds(test[1], element)
+        return not _holds(test[1], element, budget)
     if head == "there":
-        return _value(test[1], element) is not _MISSING
-    left, right = _value(test[1], element), _value(test[2], element)
+        return _value(test[1], element, budget) is not _MISSING
+    left, right = _value(test[1], element, budget), _value(test[2], element, budget)
     if left is _MISSING or right is _MISSING:
         return False
     same_kind = json_type_of(left) == json_type_of(right)
@@ -170,11 +182,9 @@ def _holds(test: Any, element: Any) -> bool:
     return same_kind and json_type_of(left) in ("number", "string") and bool(_ORDER[head](left, right))
 
 
-def _value(term: Any, element: Any) -> Any:
+def _value(term: Any, element: Any, budget: EvaluationBudget) -> Any:
     kind, content = term
     if kind == "constant":
         return content
-    found = [element]
-    for step in content:
-        found = [inner for outer in found for inner in _apply(step, outer)]
+    found = _walk(content, element, budget)
     return found[0] if found else _MISSING

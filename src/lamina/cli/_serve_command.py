@@ -22,7 +22,7 @@ from lamina.cli._server_config import EngineOptions, ListenOptions, ObserveOptio
 from lamina.cli._shared import policy_options
 from lamina.errors import BadValue, LaminaError, NotLeader
 from lamina.types import DeviceSpec, FunctionSpec
-from lamina.units import show_bytes, show_us
+from lamina.units import parse_bytes, show_bytes, show_us
 
 if TYPE_CHECKING:
     from lamina.access.access_control import AccessControl
@@ -107,6 +107,7 @@ def _open_runtime(config: EngineOptions, app_path: str, memory_bytes: int) -> Se
             slices=config.slices,
             explain=config.explain,
             memory_bytes=memory_bytes,
+            state_data_bytes=parse_bytes(config.state_data_limit, "--state-data-limit"),
         )
     from lamina.sdk.app_loader import load_app
 

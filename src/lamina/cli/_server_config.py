@@ -41,6 +41,7 @@ class EngineOptions:
     slices: Literal["auto", "hard", "soft"]
     no_probe: bool
     explain: bool
+    state_data_limit: str
 
     @property
     def emulated_devices(self) -> str:

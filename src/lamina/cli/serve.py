@@ -65,6 +65,13 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
     metavar="SIZE",
     help="Most memory that clients may make the server hold, such as 2GiB; default: a quarter of what there is.",
 )
+@click.option(
+    "--state-data-limit",
+    metavar="SIZE",
+    default="256KiB",
+    show_default=True,
+    help="Most data a state of a state machine may work on (States.DataLimitExceeded).",
+)
 @click.option("--otlp", metavar="URL", help="Send traces to this OpenTelemetry collector, http://HOST:4318/v1/traces.")
 @click.option(
     "--trace-ratio",

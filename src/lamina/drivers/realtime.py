@@ -3,6 +3,9 @@
 `post` runs the controller there and then, on the caller's stack: no queue, no task, no await. Events that actions lead to at
 once are handled in turn before it returns. Only what to run is decided once for all calls that were read in one go: sixteen
 clients that call again together are one batch, and one decision instead of sixteen.
+
+Questions about data are the one thing that a client can make take long: a loop of states asks thousands. They get a slice of each
+turn of the event loop; what is left over waits for the next one, in its order.
 """
 
 from __future__ import annotations
@@ -47,6 +50,12 @@ from lamina.values.run_values import RunValues
 
 log = logging.getLogger("lamina")
 
+SLICE_US = 5_000
+"""Of a turn of the event loop, for questions about data; one that takes longer ends its slice."""
+
+COUNTED_US = 1_000
+"""Less than this in several turns is as good as nothing."""
+
 
 class Interceptor(Protocol):
     """Stands between a driver and its engine, and keeps some events to itself (shadow batches)."""
@@ -88,6 +97,11 @@ class RealtimeDriver(Driver):
         self._call_soon: Callable[[Callable[[], None]], object] | None = None
         self._drain_is_scheduled = False  #: `ArrivalsDrained` is on its way
         self._is_stopped = False
+        self._evaluated_us = 0  #: in this slice
+        self._slice_is_scheduled = False
+        self._due: ResolveData | None = None  #: the question whose turn has come
+        self._deferred: deque[tuple[str, ResolveData | Callable[[], None]]] = deque()
+        self._deferred_calls: dict[str, int] = {}  #: how many of each call wait there
 
     async def start(self, deployed: Deployed) -> None:
         self._call_soon = asyncio.get_running_loop().call_soon
@@ -169,8 +183,11 @@ class RealtimeDriver(Driver):
             while self._inbox:
                 next_event = self._inbox.popleft()
                 now_us = monotonic_ns() // 1000 - self._origin_us
+                is_question = isinstance(next_event, ResolveData)
                 try:
                     if isinstance(next_event, ResolveData):
+                        if (self._evaluated_us > SLICE_US or self._deferred_calls) and self._defer(next_event):
+                            continue
                         answer = self._resolve_data(self.data, next_event)
                         if answer is None:
                             continue
@@ -182,6 +199,8 @@ class RealtimeDriver(Driver):
                         raise  # it is checked before anything changes, and its deployer is told
                     actions = self._contain(next_event, error)
                 self.decision_us = monotonic_ns() // 1000 - self._origin_us - now_us
+                if is_question:
+                    self._count_evaluation()
                 kind = type(next_event)
                 if actions and kind is not CallArrived and kind is not ArrivalsDrained:
                     self.capacity_generation += 1
@@ -201,6 +220,55 @@ class RealtimeDriver(Driver):
                         self.recorder.pack()
         finally:
             self._is_handling = False
+
+    # ------------------------------------------------------------------- slices
+
+    def _count_evaluation(self) -> None:
+        self._evaluated_us += self.decision_us
+        if self._evaluated_us > COUNTED_US and not self._slice_is_scheduled and self._call_soon is not None:
+            self._slice_is_scheduled = True
+            self._call_soon(self._next_slice)
+
+    def _defer(self, question: ResolveData) -> bool:
+        """Defer a question to the next slice, if this one is over or others of its run wait there. A replay is never deferred:
+        its journal follows at once."""
+        call_id, run = question.call_id, self.controller.workflow_run(question.call_id)
+        if question is self._due or run is None or run.is_replaying or not self._slice_is_scheduled:
+            return False
+        if self._evaluated_us <= SLICE_US and call_id not in self._deferred_calls:
+            return False
+        self._push_deferred(call_id, question)
+        return True
+
+    def _push_deferred(self, call_id: str, waiting: ResolveData | Callable[[], None]) -> None:
+        self._deferred.append((call_id, waiting))
+        self._deferred_calls[call_id] = self._deferred_calls.get(call_id, 0) + 1
+
+    def when_settled(self, call_id: str, act: Callable[[], None]) -> None:
+        """Act when no question of this call waits for its slice: what moves a durable run comes in the order of its replay."""
+        if call_id in self._deferred_calls:
+            self._push_deferred(call_id, act)
+        else:
+            act()
+
+    def _next_slice(self) -> None:
+        self._evaluated_us = 0
+        while self._deferred and self._evaluated_us <= SLICE_US:  # at least one of them
+            call_id, waiting = self._deferred.popleft()
+            left = self._deferred_calls.pop(call_id) - 1
+            if left:
+                self._deferred_calls[call_id] = left
+            try:
+                if isinstance(waiting, ResolveData):
+                    self._due = waiting
+                    self.post(waiting)  # type: ignore[arg-type]
+                else:
+                    waiting()
+            except Exception:
+                log.exception("what was left of a slice failed")
+        self._slice_is_scheduled = bool(self._deferred)
+        if self._deferred and self._call_soon is not None:
+            self._call_soon(self._next_slice)
 
     def _contain(self, event: Event | ResolveData, error: Exception) -> list[Action]:
         """Contain a defect: it ends the call that the event is of, and no other. What was decided before stands."""

@@ -17,6 +17,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -319,6 +320,11 @@ class DurableRuns:
         self.store.write(work, on_disk, required=True)
 
     def _apply(self, id: str, number: int, entry: JournalEntry) -> None:
+        self._driver.when_settled(id, partial(self._apply_now, id, number, entry))
+
+    def _apply_now(self, id: str, number: int, entry: JournalEntry) -> None:
+        if id not in self._resident.runs:  # it has ended meanwhile
+            return
         self._applying = (id, number)
         try:
             self._driver.data.set_replay_time(id, self._origin_us + entry.at_us)

@@ -14,6 +14,7 @@ from typing import Any
 
 from lamina.asl import state_semantics, timestamps
 from lamina.asl.errors import PARAMETER_PATH, StateError
+from lamina.asl.evaluation import DATA_LIMIT_BYTES, Evaluation, EvaluationBudget, with_item
 from lamina.core.actions import FailCall, ResolveData
 from lamina.core.events import DataResolved
 from lamina.core.workflow.error_policy import TASK_FAILED, Fault
@@ -88,14 +89,19 @@ class AslRun:
 
 
 class AslValues:
-    """Values of all state-machine runs. `decode_stored` decodes a stored value; `wall_us` is the time of day, since 1970."""
+    """Values of all state-machine runs. `decode_stored` decodes a stored value; `wall_us` is the time of day, since 1970.
+
+    A state may look into `data_bytes` of data, and make as much. What it passes on as it is, by reference, may be larger.
+    """
 
     def __init__(
         self,
         decode_stored: Callable[[Stored], Any],
         wall_us: Callable[[], int] | None = None,
         rng: random.Random | None = None,
+        data_bytes: int = DATA_LIMIT_BYTES,
     ) -> None:
+        self._data_bytes = data_bytes
         self._decode_stored = decode_stored
         self._wall_us = wall_us or (lambda: time.time_ns() // 1000)
         self._rng = self._shared_rng = rng or random.Random()
@@ -153,36 +159,43 @@ class AslValues:
         if state["Type"] == "Task" and not _READS_INPUT & state.keys() and len(node.data.get("params") or (INPUT,)) == 1:
             scope_value.task_input = scope_value.value
             return 0, ()
-        context = self._context(run, scope_value, question.attempt)
-        value_in = scope_value.value = self._decode(scope_value.value)
+        at = self._evaluation(run, scope_value, question.attempt)
+        budget = at.budget
+        value_in = scope_value.value = self._decode(scope_value.value, budget)
         match state["Type"]:
             case "Task":
-                scope_value.task_input = state_semantics.effective_input(state, value_in, context, self._rng)
+                scope_value.task_input = state_semantics.effective_input(state, value_in, at)
+                budget.check(scope_value.task_input)
                 _arguments(node, scope_value.task_input)
-                return 0, state_semantics.task_limits(state, value_in, context)
+                return 0, state_semantics.task_limits(state, value_in, at)
             case "Map":
-                found, inputs, limits = state_semantics.map_items(state, value_in, context, self._rng)
+                found, inputs, limits = state_semantics.map_items(state, value_in, at)
+                for given in inputs:
+                    budget.check(given)
                 self._make_children(run, scope_value, inputs, found, first_scope)
                 return len(inputs), limits
             case "Parallel":
                 assert isinstance(node, Parallel)
-                given = state_semantics.effective_input(state, value_in, context, self._rng)
+                given = state_semantics.effective_input(state, value_in, at)
+                budget.check(given)
                 self._make_children(run, scope_value, [given] * len(node.branches), None, first_scope)
                 return len(node.branches), ()
             case "Choice":
-                way = state_semantics.choose_rule(state, value_in, context)
-                scope_value.value = state_semantics.unchanged_output(state, value_in, context)
+                way = state_semantics.choose_rule(state, value_in, at)
+                scope_value.value = state_semantics.unchanged_output(state, value_in, at)
                 return way, ()
             case "Wait":
-                wait_us = state_semantics.wait_us(state, value_in, context, run.now_us or self._wall_us())
-                scope_value.value = state_semantics.unchanged_output(state, value_in, context)
+                wait_us = state_semantics.wait_us(state, value_in, at, run.now_us or self._wall_us())
+                scope_value.value = state_semantics.unchanged_output(state, value_in, at)
                 return wait_us, ()
             case "Succeed":
-                scope_value.value = state_semantics.unchanged_output(state, value_in, context)
+                scope_value.value = state_semantics.unchanged_output(state, value_in, at)
             case "Fail":
-                raise StateError(*state_semantics.fail_error(state, value_in, context, self._rng))
+                raise StateError(*state_semantics.fail_error(state, value_in, at))
             case _:
-                scope_value.value = state_semantics.pass_output(state, value_in, context, self._rng)
+                scope_value.value = state_semantics.pass_output(state, value_in, at)
+        if scope_value.value is not value_in:
+            budget.check(scope_value.value)
         return 0, ()
 
     def _exit_state(self, run: AslRun, scope_value: ScopeValue, question: ResolveData, node: Node) -> int:
@@ -191,7 +204,9 @@ class AslValues:
         if question.stage == "end" and state["Type"] == "Task" and not _READS_RESULT & state.keys():
             scope_value.value, scope_value.result, scope_value.task_input = scope_value.result, None, None
             return 0
-        scope_value.value = self._decode(scope_value.value)
+        at = self._evaluation(run, scope_value, question.attempt)
+        budget = at.budget
+        scope_value.value = self._decode(scope_value.value, budget)
         if question.stage == "catch":
             assert question.fault is not None
             error = run.error_of(question.fault)
@@ -199,17 +214,20 @@ class AslValues:
             scope_value.value = state_semantics.caught_value(
                 state["Catch"][question.catcher], scope_value.value, error.type, error.message
             )
+            budget.check(scope_value.value)
             return 0
         way, result = 0, scope_value.result
         if isinstance(node, Each | Parallel):
             done = [run.scopes.pop(number) for number in scope_value.children]
             absent = set(question.missing)
-            result = [self._decode(inner.value) for index, inner in enumerate(done) if index not in absent]
+            kept = [inner.value for index, inner in enumerate(done) if index not in absent]
+            budget.check_encoded(sum(_encoded_bytes(value) for value in kept))
+            result = [self._decode(value, budget) for value in kept]
             scope_value.children = []
         else:
-            way, result = state_semantics.dynamic_next(state, self._decode(result))
-        context = self._context(run, scope_value, question.attempt)
-        scope_value.value = state_semantics.effective_output(state, scope_value.value, result, context, self._rng)
+            way, result = state_semantics.dynamic_next(state, self._decode(result, budget))
+        scope_value.value = state_semantics.effective_output(state, scope_value.value, result, at)
+        budget.check(scope_value.value)
         scope_value.result = scope_value.task_input = None
         return way
 
@@ -222,23 +240,40 @@ class AslValues:
             item = (index, found[index]) if found is not None else scope_value.item
             run.scopes[number] = ScopeValue(given, item=item)
 
-    def _decode(self, value: Any) -> Any:
-        return self._decode_stored(value.stored) if isinstance(value, Encoded) else value
+    def _decode(self, value: Any, budget: EvaluationBudget) -> Any:
+        if not isinstance(value, Encoded):
+            return value
+        budget.check_encoded(_encoded_bytes(value))
+        return self._decode_stored(value.stored)
 
     def _drop_children(self, run: AslRun, scope_value: ScopeValue) -> None:
         for number in scope_value.children:
             run.scopes.pop(number, None)
         scope_value.children = []
 
-    def _context(self, run: AslRun, scope_value: ScopeValue, attempt: int) -> dict[str, Any]:
-        run.input = self._decode(run.input)
+    def _evaluation(self, run: AslRun, scope_value: ScopeValue, attempt: int) -> Evaluation:
+        """Surroundings of one evaluation. An input larger than a state may have is not in the context object."""
+        budget = EvaluationBudget(self._data_bytes)
+        if _encoded_bytes(run.input) <= self._data_bytes:
+            run.input = self._decode(run.input, budget)
         started, entered = timestamps.format_timestamp(run.started_us), timestamps.format_timestamp(scope_value.entered_us)
+        execution = {"Id": run.call_id, "Name": run.call_id, "StartTime": started}
+        if not isinstance(run.input, Encoded):
+            execution["Input"] = run.input
         context: dict[str, Any] = {
-            "Execution": {"Id": run.call_id, "Name": run.call_id, "Input": run.input, "StartTime": started},
+            "Execution": execution,
             "State": {"EnteredTime": entered, "Name": scope_value.node, "RetryCount": attempt},
             "StateMachine": {"Id": run.name, "Name": run.name},
         }
-        return context if scope_value.item is None else state_semantics.with_item(context, *scope_value.item)
+        return Evaluation(context if scope_value.item is None else with_item(context, *scope_value.item), self._rng, budget)
+
+
+def _encoded_bytes(value: Any) -> int:
+    """Size of a value that is still encoded; what was decoded has been checked."""
+    if not isinstance(value, Encoded):
+        return 0
+    stored = value.stored
+    return len(stored) if isinstance(stored, bytes) else stored.size
 
 
 def seeded_random(question: ResolveData) -> random.Random:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from lamina import encoding
+from lamina.asl.evaluation import DATA_LIMIT_BYTES
 from lamina.core.actions import FailCall, JobRef, ResolveData
 from lamina.core.events import DataResolved
 from lamina.core.workflow.flow import Flow, Node, Task
@@ -39,6 +40,7 @@ class RunValues:
         release: Callable[[ShmRef], None] | None = None,
         wall_us: Callable[[], int] | None = None,
         rng: random.Random | None = None,
+        state_data_bytes: int = DATA_LIMIT_BYTES,
     ) -> None:
         self.held_bytes = 0  #: of all runs: inline values, and those in slots of other processes
         self._own = pool.owner if pool is not None else ""
@@ -47,7 +49,7 @@ class RunValues:
         self.pieces: dict[str, Callable[[bytes], None]] = {}  #: by call: receiver of what its function yields, as it comes
         self._storage = ValueStorage(pool, reader, release)
         self._python_values = PythonValues(self._storage)
-        self._asl_values = AslValues(self._storage.decode, wall_us, rng)
+        self._asl_values = AslValues(self._storage.decode, wall_us, rng, state_data_bytes)
 
     # ------------------------------------------------------------ by the gateway
 
