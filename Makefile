@@ -4,7 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup devel demo test quick check fmt lint types docs docs-site bench lab serve sim clean
+.PHONY: help setup devel demo test quick soak check fmt lint types docs docs-site bench lab serve sim clean
 
 help:  ## What there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -30,6 +30,10 @@ test: devel  ## All tests (those that need a GPU skip without one)
 
 quick: devel  ## Tests that start no process, in a minute: core, planner, policies, sdk, asl, sim, predict ...
 	$(PY) -m pytest -q -n 2 -m "not live and not slow and not published"
+
+soak: devel  ## A hundred thousand worlds of the controller, and as many of whole servers, from their seeds (hours)
+	$(PY) -m tests.soak core 1000:101000 --jobs $$(nproc)
+	$(PY) -m tests.soak server 1000:101000 --jobs $$(nproc)
 
 check: fmt lint types test docs  ## What CI runs
 

@@ -58,6 +58,9 @@ BLOCKED_US = 1_000
 LARGER_US = 200
 """Only a larger slice has a block, and is thought to be too slow: one that does may be free by then."""
 
+MAX_SHARE_WAIT_US = 10_000_000
+"""How long a job waits at most for others to share the cost of a batch."""
+
 
 @dataclass(slots=True)
 class Policy:
@@ -285,18 +288,22 @@ class Policy:
     def _over_budget(
         self, view: View, function: FunctionState, jobs: list[Job], slot: CandidateSlot, config: BatchConfig, units: int
     ) -> Defer | Drop | None:
-        """Whether a run would exceed its cost limit. If all waiting jobs are too few to pay for it, they wait for more while
-        there is time. A job that could not pay in the largest batch is given up."""
+        """Whether a run would exceed its cost limit. A job that could not pay in the largest batch is given up. If all waiting
+        jobs are too few to pay for it, they wait for more while there is time: not for ever, where there is no deadline."""
         most, can_afford = function.spec.max_batch, self._budget.can_afford
         poor = [job for job in jobs[: config.batch] if not can_afford(view, job, slot, config, units, config.batch)]
+        hopeless = next((job for job in poor if not can_afford(view, job, slot, config, units, most)), None)
+        if hopeless is not None:
+            return Drop(hopeless, "cost")
         if len(poor) == len(jobs) < most:
             last_us = jobs[0].due_us - int(slot.time_us(config) * (1 + self.spare)) - 1
+            last_us = min(last_us, jobs[0].enqueued_us + MAX_SHARE_WAIT_US)
             fresh = [job for job in jobs if not job.run.cost and len(job.run.jobs) == 1]
             shared_us = [self._budget.wait_to_share_until_us(view, job, len(jobs), most) for job in fresh]
             until_us = min([last_us, *shared_us])
             if until_us > view.now_us:
                 return Defer(function.spec.name, until_us, len(jobs) + 1, why=explain.COST_LIMIT)
-        return next((Drop(job, "cost") for job in poor if not can_afford(view, job, slot, config, units, most)), None)
+        return None
 
     def _on_paying_kinds(self, view: View, batch: NextBatch, slots: list[CandidateSlot]) -> list[CandidateSlot]:
         """Slots without the kinds of devices that do not pay at this arrival rate. Late jobs take what there is."""
