@@ -33,6 +33,7 @@ ALL = (
     "faults",
     "mps_kills",
     "priority",
+    "segments",
     "restart",
     "isolated",
 )

@@ -65,7 +65,9 @@ class Gated(HostRuntime):
         self.holds, self.error, self.fits = holds, error, LARGEST
         self.fail_launch: list[Exception] = []
 
-    def capture(self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any, block: Any = None) -> Any:
+    def capture(
+        self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any, block: Any = None, work_sm_us: int = 0
+    ) -> Any:
         self.tried.append((bucket, slice_.mask))
         if self.holds(bucket, slice_.mask):
             self.begun.set()
@@ -297,7 +299,9 @@ class Stuck(HostRuntime):
             self.gate.wait(20)
         return super().launch(plan, items, **options)
 
-    def capture(self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any, block: Any = None) -> Any:
+    def capture(
+        self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any, block: Any = None, work_sm_us: int = 0
+    ) -> Any:
         if slice_.mask == UNLIKELY:
             raise RuntimeError("no graph")
         return super().capture(work, example, bucket, slice_, buffers, block)

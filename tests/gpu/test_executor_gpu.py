@@ -222,3 +222,78 @@ def test_a_model_loaded_after_the_last_one_of_a_slice_has_left_gets_a_graph_too(
             executor.poll()
         executor.unload("net")
         torch.randn(4, device="cuda")  # a capture that broke off would have left the generator unusable
+
+
+# ------------------------------------------------------------------------------------------------------------ segments
+
+
+def deep(layers: int = 400) -> Any:
+    """A module that takes long enough on one unit to be cut: some tens of milliseconds."""
+    torch.manual_seed(3)
+    steps: list[Any] = []
+    for _ in range(layers):
+        steps += [torch.nn.Linear(1024, 1024), torch.nn.Tanh()]
+    return torch.nn.Sequential(*steps).eval().requires_grad_(False)
+
+
+VECTOR = torch.zeros(1, 1024)
+
+
+def vectors(count: int) -> list[Any]:
+    return list(torch.randn(count, 1024, generator=torch.Generator().manual_seed(count)).numpy())
+
+
+def test_a_segmented_graph_answers_bit_for_bit_what_the_whole_does(slicer: GreenSlicer, executor: SliceExecutor):
+    module = deep()
+    executor.load("deep", module, VECTOR, buckets=(64,))
+    executor.prepare("deep", [1])
+    drain_warmups(executor)
+    plan = executor.models["deep"].plans[64, 1]
+    assert plan.is_cut and len(plan.segments) > 4 and 0 < plan.longest_segment_us < 3_000
+    ticket = executor.submit("deep", vectors(64), 1)
+    found = drain(executor, 1)[ticket]
+    with slicer.slice(1), torch.inference_mode():
+        whole = torch.cuda.CUDAGraph()
+        inputs = torch.as_tensor(np.stack(vectors(64))).cuda()
+        moved = executor.models["deep"].work
+        for _ in range(2):
+            moved(inputs)
+        slicer.slice(1).synchronize()
+        with torch.cuda.graph(whole, stream=slicer.slice(1).torch_stream):
+            expected = moved(inputs)
+        whole.replay()
+        slicer.slice(1).synchronize()
+    assert np.array_equal(np.stack(found.outputs), expected.cpu().numpy())
+
+
+def test_a_paused_graph_goes_on_bit_equal_after_others_ran_on_its_slice(executor: SliceExecutor):
+    executor.load("deep", deep(), VECTOR, buckets=(64,))
+    executor.load("net", net(), EXAMPLE, buckets=(8,))
+    executor.prepare("deep", [1])
+    executor.prepare("net", [1])
+    drain_warmups(executor)
+    alone = drain(executor, 1) if executor.submit("deep", vectors(64), 1) else {}
+    want = np.stack(next(iter(alone.values())).outputs)
+    quick_alone = drain(executor, 1) if executor.submit("net", images(8), 1) else {}
+    want_quick = np.stack(next(iter(quick_alone.values())).outputs)
+    for pauses in (1, 3):
+        long = executor.submit("deep", vectors(64), 1)
+        ended: dict[int, FinishedBatch] = {}
+        for _ in range(pauses):
+            quick = executor.submit("net", images(8), 1, preempts=[long])
+            while quick not in ended:
+                ended |= {done.ticket: done for done in executor.poll()}
+            assert long not in ended, "it was to be preempted, and had ended"
+            assert np.array_equal(np.stack(ended[quick].outputs), want_quick)
+        while long not in ended:
+            ended |= {done.ticket: done for done in executor.poll()}
+        assert np.array_equal(np.stack(ended[long].outputs), want)
+        own_us, with_us = next(iter(alone.values())).device_us, ended[long].device_us
+        assert with_us < 1.5 * own_us, "pauses are no time of its own"
+
+
+def drain_warmups(executor: SliceExecutor) -> None:
+    ends_s = time.monotonic() + 20
+    while executor.has_work:
+        assert time.monotonic() < ends_s
+        executor.poll()

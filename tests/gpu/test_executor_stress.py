@@ -17,7 +17,7 @@ import pytest
 
 from lamina import encoding
 from lamina.gpu.protocol import FunctionLoaded, FunctionLoadFailed, LoadFunction, MoveSlice, RunOnSlice, UnloadFunction
-from lamina.gpu.runtime import CaptureLock, HostPlan, HostRuntime
+from lamina.gpu.runtime import CaptureLock, HostPlan, HostRuntime, WarmupRun
 from lamina.gpu.slicers.null import NullSlicer
 from lamina.gpu.weight_cache import WeightCache
 from lamina.worker.protocol import BatchDone, JobFrame
@@ -136,12 +136,14 @@ class Unreliable(HostRuntime):
         self.plans.add(plan)
         return plan
 
-    def warmup_run(self, work: Any, example: Any, bucket: int, slice_: Any, after: Any = None) -> int:
+    def warmup_run(self, work: Any, example: Any, bucket: int, slice_: Any, after: Any = None) -> WarmupRun:
         self._use(work)
         self._may_fail()
-        return 0
+        return WarmupRun()
 
-    def capture(self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any, block: Any = None) -> HostPlan:
+    def capture(
+        self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any, block: Any = None, work_sm_us: int = 0
+    ) -> HostPlan:
         self._may_fail()
         plan = self.plan(work, example, bucket, slice_, buffers)
         number, factor = float(threading.get_ident() % 1009), float(work.factor)

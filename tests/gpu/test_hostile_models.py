@@ -26,7 +26,7 @@ from lamina.gpu.protocol import (
     RunOnSlice,
     UnloadFunction,
 )
-from lamina.gpu.runtime import CaptureLock, HostRuntime
+from lamina.gpu.runtime import CaptureLock, HostRuntime, WarmupRun
 from lamina.ipc.framing import pack
 from lamina.values.shm_directory import ShmDirectory
 from lamina.worker.protocol import BatchDone, JobFrame
@@ -134,11 +134,13 @@ class Odd(HostRuntime):
         if error is not None:
             raise error
 
-    def warmup_run(self, work: Any, example: Any, bucket: int, slice_: Any, after: Any = None) -> int:
+    def warmup_run(self, work: Any, example: Any, bucket: int, slice_: Any, after: Any = None) -> WarmupRun:
         self._try("warm", bucket, slice_.mask)
-        return 0
+        return WarmupRun()
 
-    def capture(self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any, block: Any = None) -> Any:
+    def capture(
+        self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any, block: Any = None, work_sm_us: int = 0
+    ) -> Any:
         self._try("make", bucket, slice_.mask)
         return super().capture(work, example, bucket, slice_, buffers, block)
 

@@ -1,24 +1,33 @@
 """CUDA runtime of the executor: graphs captured in the slice's own stream, pinned staging, and events instead of waiting.
 
 Nothing here stops the device or waits for a stream. Graphs of one slice share a memory pool: they run one after the other, and
-what they produce is copied away in the same stream before the next one starts.
+what they produce is copied away in the same stream before the next one starts. Graphs that are cut into segments have a pool of
+their own, one per slice too: while one of them is paused, a short batch may run on its slice.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
-from lamina.gpu.runtime import CaptureLock, PinnedBuffers, Work
+from lamina.gpu.driver import CudaDriver
+from lamina.gpu.runtime import CaptureLock, PinnedBuffers, WarmupRun, Work
+from lamina.gpu.segments import group_pieces, piece_bounds
 from lamina.gpu.slicers.green import GreenSlice
 from lamina.gpu.weights import layerwise_wait
 
 READY_BUFFERS, READY_BYTES = (2, 16), 32 << 20
 """Pinned buffers of a batch size that are made with its first graph: two at least, for a batch that runs and one that is booked,
 and as many more as so many bytes hold. The rest is made when so many batches of that size are on their way."""
+
+
+MAX_NODES = 1_000_000
+"""More than a graph has."""
 
 
 class DeviceTensor:
@@ -39,6 +48,10 @@ class CudaPlan:
     def __init__(
         self, torch: Any, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, buffers: PinnedBuffers
     ) -> None:
+        self.pieces: list[int] = []  #: its graph, if that is cut
+        self.segments: list[range] = []  #: pieces that are launched together
+        self.longest_segment_us = 0
+        self._destroy_piece: Callable[[int], None] = lambda piece: None
         self.work, self.slice, self.bucket, self.buffers = work, slice_, bucket, buffers
         self.example = example
         self.inputs = tuple(_like(torch, part, bucket, device="cuda") for part in example)
@@ -49,26 +62,97 @@ class CudaPlan:
         self.waits_by_itself = False
         self.runs = 0
 
+    @property
+    def is_cut(self) -> bool:
+        return bool(self.pieces)
+
+    def set_pieces(self, pieces: list[int], destroy: Callable[[int], None]) -> None:
+        self.pieces, self._destroy_piece = pieces, destroy
+        self.segments = [range(len(pieces))]
+
+    def set_piece_times(self, times_us: Sequence[float]) -> None:
+        """Group the pieces into segments, by the time each of them took."""
+        self.segments = group_pieces(times_us)
+        self.longest_segment_us = max(1, int(max(sum(times_us[place] for place in group) for group in self.segments)))
+
+    def __del__(self) -> None:
+        for piece in self.pieces:
+            with contextlib.suppress(Exception):  # the interpreter, or the device, may be on its way out
+                self._destroy_piece(piece)
+
 
 class CudaFlight:
-    __slots__ = ("_begin", "_count", "_end", "_keep", "_landing", "_plan", "_runtime", "_single", "_staging")
+    """A run in flight. That of a segmented graph goes on whenever it is looked at, unless it is paused."""
 
-    def __init__(self, runtime: CudaRuntime, plan: CudaPlan, count: int, begin: Any, end: Any) -> None:
+    __slots__ = (
+        *("_begin", "_count", "_end", "_keep", "_keeps", "_landing", "_plan", "_runtime", "_single", "_staging"),
+        *("_is_paused", "_launched", "_marks", "_pauses", "_piece_marks"),
+    )
+
+    def __init__(self, runtime: CudaRuntime, plan: CudaPlan, count: int, begin: Any, end: Any, keeps: bool) -> None:
         self._runtime, self._plan, self._count, self._begin, self._end = runtime, plan, count, begin, end
         self._staging: Any = None
         self._landing: Any = None
         self._keep: Any = None
+        self._keeps = keeps
         self._single = True
+        self._is_paused = False
+        self._launched = 0  #: segments
+        self._marks: list[Any] = []  #: an event after each segment, and at the end of each pause
+        self._pauses: list[tuple[Any, Any]] = []  #: events at begin and end
+        self._piece_marks: list[Any] = []  #: events after each piece, where they are timed
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether all of it is in its stream, so that what comes there later runs after it."""
+        return self._launched >= len(self._plan.segments)
+
+    @property
+    def remaining_segments(self) -> int:
+        return len(self._plan.segments) - self._launched
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it is paused, and nothing of it runs any more: another may have its slice."""
+        return self._is_paused and not self.is_launched and (not self._marks or bool(self._marks[-1].query()))
+
+    def pause(self) -> None:
+        """Launch no more of it. What is in its stream by now still runs: two segments, or all of it."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        if self._is_paused and self._marks:
+            again = self._runtime.mark(self._plan)
+            self._pauses.append((self._marks[-1], again))
+            self._marks.append(again)
+        self._is_paused = False
 
     def is_done(self) -> bool:
-        return bool(self._end.query())
+        self.advance()
+        return self.is_launched and bool(self._end.query())
+
+    def advance(self) -> None:
+        """Launch the next segment, one ahead of the one that runs, so that the device does not wait for us."""
+        segments = self._plan.segments
+        while self._launched < len(segments) and not self._is_paused:
+            if len(self._marks) >= 2 and not self._marks[-2].query():
+                return
+            self._runtime.launch_segment(self, segments[self._launched])
+            self._launched += 1
+            self._marks.append(self._runtime.mark(self._plan))
+            if self._launched == len(segments):
+                self._runtime.launch_end(self)
 
     def wait(self) -> None:
         """Block until it has ended, for threads that have nothing else to do."""
+        while not self.is_launched:
+            self._marks[-1].synchronize()
+            self.advance()
         self._end.synchronize()
 
     def result(self) -> tuple[int, list[Any]]:
-        device_us = int(self._begin.elapsed_time(self._end) * 1000)
+        paused_ms = sum(begin.elapsed_time(end) for begin, end in self._pauses)
+        device_us = int((self._begin.elapsed_time(self._end) - paused_ms) * 1000)
         if self._keep is not None:
             columns: Any = [[DeviceTensor(row, self._end, self._runtime) for row in part.unbind(0)] for part in self._keep]
         else:
@@ -78,6 +162,13 @@ class CudaFlight:
         return device_us, columns[0] if self._single else list(zip(*columns, strict=True))
 
     def free(self) -> None:
+        if self._piece_marks:
+            marks = [self._begin, *self._piece_marks]
+            self._plan.set_piece_times([1000 * a.elapsed_time(b) for a, b in itertools.pairwise(marks)])
+            self._runtime.events += self._piece_marks
+            self._piece_marks = []
+        self._runtime.events += self._marks
+        self._marks = []
         self._runtime.events += [self._begin, self._end] if self._keep is None else [self._begin]
         if self._staging is not None:
             self._plan.buffers.staging.append(self._staging)
@@ -86,15 +177,20 @@ class CudaFlight:
 
 
 class CudaRuntime:
-    """Runtime on a GPU. It owns the thread it is used in: the current stream is left as the last batch needed it."""
+    """Runtime on a GPU. It owns the thread it is used in: the current stream is left as the last batch needed it.
 
-    def __init__(self) -> None:
+    With a `driver` long graphs are cut into segments."""
+
+    def __init__(self, driver: CudaDriver | None = None) -> None:
         import torch
 
         self._torch: Any = torch
+        self._driver = driver
         self.events: list[Any] = []  #: free ones
         self._host_copy_stream: Any = None  #: stream for what was kept, and is needed on the host
-        self._pools: dict[int, tuple[Any, WeakSet[CudaPlan]]] = {}  #: by mask, with the plans that live in it
+        self._pools: dict[
+            tuple[int, bool], tuple[Any, WeakSet[CudaPlan]]
+        ] = {}  #: by mask, and whether for cut graphs; with plans
         self.captures = 0
         turns = CaptureLock()
         self.capturing, self.no_capture = turns.capturing, turns.no_capture
@@ -110,22 +206,49 @@ class CudaRuntime:
         stream, count = plan.slice.torch_stream, len(items)
         self._use(plan.slice)
         begin, end = self._event(), self._event()
-        flight = CudaFlight(self, plan, count, begin, end)
+        flight = CudaFlight(self, plan, count, begin, end, keep)
         if after is not None and not plan.waits_by_itself:
             stream.wait_event(after)
         begin.record(stream)
         if items and items[0] is not None:
             self._fill(plan, items, flight, stream)
+        plan.runs += 1
+        if plan.pieces:
+            flight.advance()
+            return flight
         if plan.graph is not None:
             plan.graph.replay()
             output = plan.outputs
         else:
             with self._torch.inference_mode():
                 output = plan.work(*plan.inputs)
-        plan.runs += 1
+        self._take_outputs(flight, output)
+        return flight
+
+    def mark(self, plan: CudaPlan) -> Any:
+        """An event in the stream of a plan, here and now."""
+        event = self._event()
+        event.record(plan.slice.torch_stream)
+        return event
+
+    def launch_segment(self, flight: CudaFlight, pieces: range) -> None:
+        plan = flight._plan
+        assert self._driver is not None
+        for piece in pieces:
+            self._driver.launch_graph(plan.pieces[piece], plan.slice.stream)
+            if not plan.longest_segment_us:  # its first run: each piece is timed
+                flight._piece_marks.append(self.mark(plan))
+
+    def launch_end(self, flight: CudaFlight) -> None:
+        """After the last segment: take the results out of the graph's memory."""
+        self._use(flight._plan.slice)
+        self._take_outputs(flight, flight._plan.outputs)
+
+    def _take_outputs(self, flight: CudaFlight, output: Any) -> None:
+        plan, count = flight._plan, flight._count
         parts = output if isinstance(output, tuple | list) else (output,)
         flight._single = parts is not output
-        if keep:
+        if flight._keeps:
             flight._keep = [part[:count].clone() for part in parts]
         else:
             flight._landing = _taken(plan.buffers.landing) or self._landing(plan, parts)
@@ -134,22 +257,23 @@ class CudaRuntime:
                     landing.copy_(part, non_blocking=True)
                 else:
                     landing[:count].copy_(part[:count], non_blocking=True)
-        end.record(stream)
-        return flight
+        flight._end.record(plan.slice.torch_stream)
 
     def _use(self, slice_: GreenSlice) -> None:
         """Make the slice's stream current, unless it is: looking is ten times cheaper than setting."""
         if self._raw_stream(slice_.torch_stream.device_index) != slice_.stream:
             self._torch.cuda.set_stream(slice_.torch_stream)
 
-    def _capture(self, plan: CudaPlan, block: Any, stream: Any) -> None:
+    def _capture(self, plan: CudaPlan, block: Any, stream: Any, expected_us: int) -> None:
         """Capture on `stream`, which is current. The driver is asked which slice that is: a graph stays where it was captured.
 
-        With the block its weights are in, the graph itself waits for them, layer by layer."""
+        With the block its weights are in, the graph itself waits for them, layer by layer. One that is expected to take long is
+        cut."""
         torch = self._torch
         assert plan.slice.owns(torch.cuda.current_stream().cuda_stream), "a graph would be captured outside its slice"
-        pool, users = self._pool(plan.slice.mask)
-        graph = torch.cuda.CUDAGraph()
+        is_cut = self._driver is not None and len(piece_bounds(MAX_NODES, expected_us)) > 2
+        pool, users = self._pool(plan.slice.mask, is_cut)
+        graph = torch.cuda.CUDAGraph(keep_graph=True) if is_cut else torch.cuda.CUDAGraph()
         with torch.inference_mode(), _no_collection(), layerwise_wait(plan.work, block, stream) as waiting:
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
@@ -158,15 +282,29 @@ class CudaRuntime:
                 graph.capture_end()
         users.add(plan)
         plan.waits_by_itself = waiting.is_complete
+        if is_cut and not self._cut(plan, graph, expected_us):
+            graph.instantiate()
         plan.graph = graph
         plan.is_captured = True
         self.captures += 1
 
-    def _pool(self, mask: int) -> tuple[Any, WeakSet[CudaPlan]]:
+    def _cut(self, plan: CudaPlan, graph: Any, expected_us: int) -> bool:
+        """Cut a captured graph into pieces; False if it must stay whole."""
+        driver = self._driver
+        assert driver is not None
+        raw = graph.raw_cuda_graph()
+        nodes = driver.graph_nodes(raw)
+        bounds = piece_bounds(len(nodes or ()), expected_us)
+        if nodes is None or len(bounds) < 3:
+            return False
+        plan.set_pieces([driver.instantiate_part(raw, nodes, *ends) for ends in itertools.pairwise(bounds)], driver.destroy_graph)
+        return True
+
+    def _pool(self, mask: int, is_cut: bool) -> tuple[Any, WeakSet[CudaPlan]]:
         """Memory pool of the graphs of one slice. With its last graph it is gone for good: then there is a new one."""
-        found = self._pools.get(mask)
+        found = self._pools.get((mask, is_cut))
         if found is None or not found[1]:
-            found = self._pools[mask] = (self._torch.cuda.graph_pool_handle(), WeakSet())
+            found = self._pools[mask, is_cut] = (self._torch.cuda.graph_pool_handle(), WeakSet())
         return found
 
     def trim(self) -> None:
@@ -175,29 +313,44 @@ class CudaRuntime:
         Waits for the device; not while serving."""
         self._torch.cuda.empty_cache()
 
-    def warmup_run(self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, after: Any = None) -> int:
-        """Run once on a stream of the slice without other users, and wait for it. Returns the MiB it took."""
+    def warmup_run(self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, after: Any = None) -> WarmupRun:
+        """Run on a stream of the slice without other users, and wait for it: once for libraries to choose and compile their
+        kernels, and once more to see how long it takes."""
         torch = self._torch
         before = int(torch.cuda.memory_allocated())
         torch.cuda.reset_peak_memory_stats()
         with torch.inference_mode(), self._own_stream(self._for_runs, slice_) as stream:
             if after is not None:
                 stream.wait_event(after)
+            inputs = tuple(_like(torch, part, bucket, device="cuda") for part in example)
+            begin, end = self._event(), self._event()
             try:
-                work(*(_like(torch, part, bucket, device="cuda") for part in example))
+                work(*inputs)
+                begin.record(stream)
+                work(*inputs)
             except torch.OutOfMemoryError:
-                return 0  # then a batch that large is halved when it comes
+                return WarmupRun()  # then a batch that large is halved when it comes
+            end.record(stream)
             stream.synchronize()
-        return (int(torch.cuda.max_memory_allocated()) - before) >> 20
+            took_us = int(begin.elapsed_time(end) * 1000)
+            self.events += [begin, end]
+        return WarmupRun((int(torch.cuda.max_memory_allocated()) - before) >> 20, took_us * slice_.sms)
 
     def capture(
-        self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, buffers: PinnedBuffers, block: Any = None
+        self,
+        work: Work,
+        example: Sequence[Any],
+        bucket: int,
+        slice_: GreenSlice,
+        buffers: PinnedBuffers,
+        block: Any = None,
+        work_sm_us: int = 0,
     ) -> CudaPlan:
         """Capture a graph on a stream of the slice without other users; one at a time, inside `capturing`."""
         with self._own_stream(self._for_captures, slice_) as stream:
             plan = CudaPlan(self._torch, work, example, bucket, slice_, buffers)
             stream.synchronize()
-            self._capture(plan, block, stream)
+            self._capture(plan, block, stream, work_sm_us // slice_.sms)
         if not buffers.is_ready:
             buffers.is_ready = True
             parts = plan.outputs if isinstance(plan.outputs, tuple | list) else (plan.outputs,)

@@ -11,6 +11,7 @@ import importlib
 import os
 import re
 from collections.abc import Mapping
+from heapq import heapify, heappop, heappush
 from typing import Any, ClassVar
 
 from lamina.errors import LaminaError
@@ -129,6 +130,53 @@ class CudaDriver:
 
     def destroy_context(self, context: int) -> None:
         self._call("cuGreenCtxDestroy", self._cuda.CUgreenCtx(context))
+
+    # graphs, cut into pieces
+
+    def graph_nodes(self, graph: int) -> list[Any] | None:
+        """Nodes of a graph in an order in which they may run; None if it has some that must stay together."""
+        cuda = self._cuda
+        raw = cuda.CUgraph(graph)
+        _, count = self._call("cuGraphGetNodes", raw, 0)
+        nodes = list(self._call("cuGraphGetNodes", raw, count)[0])[:count]
+        kinds = cuda.CUgraphNodeType
+        bound = {kinds.CU_GRAPH_NODE_TYPE_MEM_ALLOC, kinds.CU_GRAPH_NODE_TYPE_MEM_FREE, kinds.CU_GRAPH_NODE_TYPE_CONDITIONAL}
+        if any(self._call("cuGraphNodeGetType", node) in bound for node in nodes):
+            return None
+        place = {int(node): index for index, node in enumerate(nodes)}
+        edges = self._call("cuGraphGetEdges", raw, self._call("cuGraphGetEdges", raw, 0)[-1])
+        followers: dict[int, list[int]] = {}
+        waits_for = [0] * len(nodes)
+        for begin, end in zip(edges[0], edges[1], strict=True):
+            followers.setdefault(place[int(begin)], []).append(place[int(end)])
+            waits_for[place[int(end)]] += 1
+        free = [index for index, count in enumerate(waits_for) if not count]
+        heapify(free)
+        order: list[Any] = []
+        while free:
+            index = heappop(free)
+            order.append(nodes[index])
+            for after in followers.get(index, ()):
+                waits_for[after] -= 1
+                if not waits_for[after]:
+                    heappush(free, after)
+        return order
+
+    def instantiate_part(self, graph: int, nodes: list[Any], first: int, last: int) -> int:
+        """A launchable graph of the nodes from `first` up to `last` in this order, which run as they do in the whole."""
+        clone = self._call("cuGraphClone", self._cuda.CUgraph(graph))
+        try:
+            for node in (*nodes[:first], *nodes[last:]):
+                self._call("cuGraphDestroyNode", self._call("cuGraphNodeFindInClone", node, clone))
+            return int(self._call("cuGraphInstantiate", clone, 0))
+        finally:
+            self._call("cuGraphDestroy", clone)
+
+    def launch_graph(self, executable: int, stream: int) -> None:
+        self._call("cuGraphLaunch", self._cuda.CUgraphExec(executable), self._cuda.CUstream(stream))
+
+    def destroy_graph(self, executable: int) -> None:
+        self._call("cuGraphExecDestroy", self._cuda.CUgraphExec(executable))
 
     # memory whose address outlives its contents: a range of addresses, and pages put under it and taken away
 

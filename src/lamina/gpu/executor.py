@@ -8,6 +8,10 @@ A batch is padded to the next bucket and runs by the plan of (model, bucket, sli
 model to another slice is nothing but the next `submit` with another mask; its graphs are captured there first, while the old
 slice serves. Items of a batch must not depend on each other: the rows of a bucket that a batch leaves free hold what was
 there before.
+
+Long graphs run in segments (`gpu/segments.py`), and `poll` launches the next ones. A batch that `preempts` others begins when
+they have come to the end of a segment, and they go on when it has ended. A batch behind one on the same slice begins when all of
+that is on its way: a slice runs in the order in which it was given work, but for preemption.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from lamina.errors import BadValue, LaminaError
@@ -52,6 +56,14 @@ class _Ticket:
     open_parts: int = 0
     device_us: int = 0
     error: BaseException | None = None
+    parts: list[_Part] = field(default_factory=list)  #: that have not ended
+    preempted_by: set[int] = field(default_factory=set)  #: tickets that it waits for, between two segments
+    preempts: tuple[_Ticket, ...] = ()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing of it runs: it is paused, or has not begun, or has ended."""
+        return all(part.flight is None or part.flight.is_quiet for part in self.parts)
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +74,11 @@ class _Part:
     items: list[Any]
     mask: int
     keep: bool
-    flight: Any = None
+    flight: Any = None  #: None: it has not begun
+
+    @property
+    def is_begun(self) -> bool:
+        return self.flight is not None
 
 
 class SliceExecutor:
@@ -72,6 +88,8 @@ class SliceExecutor:
         self._runtime: DeviceRuntime = runtime or HostRuntime()
         self.models = ModelTable(slicer, self._runtime, weights)
         self._slice_queues: dict[int, deque[_Part]] = {}
+        self._preempting: list[_Part] = []  #: begun or not, outside of the order of their slices
+        self._open: dict[int, _Ticket] = {}
         self._finished_early: list[FinishedBatch] = []  #: ended before they reached the device
         self._tickets = 0
         self._lost = ""
@@ -99,7 +117,8 @@ class SliceExecutor:
         """Unload a model. What it has running ends first, by poll()."""
         function = self.models[name]
         self.models.reap_warmups()
-        running = any(piece.function is function for lane in self._slice_queues.values() for piece in lane)
+        lanes = (*self._slice_queues.values(), self._preempting)
+        running = any(piece.function is function for lane in lanes for piece in lane)
         if running or self.models.has_warmups(name):
             raise BadValue(f"{name!r} has batches under way", hint="poll until they have finished")
         self.models.remove(name)
@@ -118,9 +137,10 @@ class SliceExecutor:
         *,
         keep: bool = False,
         then: Callable[[FinishedBatch], None] | None = None,
+        preempts: Iterable[int] = (),
     ) -> int:
         """Launch a batch. Items as `example` shows them, without its first dimension. `keep` leaves the results
-        on the device; `then` comes back with what has ended."""
+        on the device; `then` comes back with what has ended. Batches that it `preempts`, by ticket, wait meanwhile."""
         if self._lost:
             raise ExecutorLost(self._lost)
         target = self.models[function]
@@ -129,11 +149,23 @@ class SliceExecutor:
         self._tickets += 1
         ticket = _Ticket(self._tickets, [None] * len(inputs), then)
         self.slicer.slice(mask)  # a mask that is none is the caller's mistake, and raised here
+        self._open[ticket.id] = ticket
+        ticket.preempts = self._preemptable(preempts, target, len(inputs), mask)
+        for victim in ticket.preempts:
+            victim.preempted_by.add(ticket.id)
+            for part in victim.parts:
+                if part.flight is not None:
+                    part.flight.pause()
         most = target.largest_fit  # as of now: a piece that does not fit makes it smaller
         ticket.open_parts = -(-len(inputs) // most)  # all of them: one that fails at once must not end the others
         for first in range(0, len(inputs), most):
-            self._start(_Part(ticket, target, first, inputs[first : first + most], mask, keep))
+            self._add(_Part(ticket, target, first, inputs[first : first + most], mask, keep))
         return ticket.id
+
+    def remaining_segments(self, ticket: int) -> int:
+        """Segments of a batch that are still to be launched; 0 for one that runs in one go, or has ended."""
+        found = self._open.get(ticket)
+        return sum(part.flight.remaining_segments for part in found.parts if part.flight is not None) if found is not None else 0
 
     def poll(self) -> list[FinishedBatch]:
         """Batches that have ended since the last time."""
@@ -141,12 +173,19 @@ class SliceExecutor:
         if self._lost and not done:
             raise ExecutorLost(self._lost)
         try:
+            for piece in [one for one in self._preempting if one.flight is not None and one.flight.is_done()]:
+                self._preempting.remove(piece)
+                self._finish(piece, done)
             for mask in list(self._slice_queues):
                 lane = self._slice_queues[mask]
-                while lane and lane[0].flight.is_done():
+                while lane and lane[0].flight is not None and lane[0].flight.is_done():
                     self._finish(lane.popleft(), done)
+                if lane and not lane[-1].is_begun:
+                    self._begin_next(lane)
                 if not lane:
-                    del self._slice_queues[mask]
+                    self._slice_queues.pop(mask, None)
+            for piece in [one for one in self._preempting if one.flight is None]:
+                self._begin_preempting(piece)
             self.models.reap_warmups()
         except Exception as error:
             self._fail_all(error, done)
@@ -154,12 +193,12 @@ class SliceExecutor:
 
     @property
     def in_flight(self) -> int:
-        return sum(map(len, self._slice_queues.values()))
+        return sum(map(len, self._slice_queues.values())) + len(self._preempting)
 
     @property
     def has_work(self) -> bool:
         """Is there a reason to poll?"""
-        return bool(self._slice_queues or self._finished_early or self.models.has_warmups())
+        return bool(self._slice_queues or self._preempting or self._finished_early or self.models.has_warmups())
 
     def is_broken(self, error: BaseException) -> bool:
         """Is it the device that failed, and not the code on it?"""
@@ -170,14 +209,52 @@ class SliceExecutor:
 
     # ---------------------------------------------------------------- inside
 
-    def _start(self, piece: _Part) -> None:
+    def _add(self, piece: _Part) -> None:
+        """Begin a part, or let it wait for its turn."""
+        piece.ticket.parts.append(piece)
+        if piece.ticket.preempts:
+            self._preempting.append(piece)
+            self._begin_preempting(piece)
+            return
+        lane = self._slice_queues.get(piece.mask)
+        if lane and not (lane[-1].is_begun and lane[-1].flight.is_launched):
+            lane.append(piece)
+        elif self._begin(piece):
+            self._slice_queues.setdefault(piece.mask, deque()).append(piece)
+
+    def _begin(self, piece: _Part) -> bool:
+        """Launch a part; False if that failed, and the part is settled."""
         try:
             piece.flight = self.models.launch(piece.function, self._tuples(piece.items), piece.mask, keep=piece.keep)
         except (Exception, SystemExit) as error:
             traceback.clear_frames(error.__traceback__)  # which would keep what it had on the device
             self._failed(piece, error)
-            return
-        self._slice_queues.setdefault(piece.mask, deque()).append(piece)
+            return False
+        return True
+
+    def _begin_next(self, lane: deque[_Part]) -> None:
+        """Begin the parts of a slice whose predecessors are all on their way."""
+        while True:
+            index = next((index for index, piece in enumerate(lane) if not piece.is_begun), None)
+            if index is None or (index and not lane[index - 1].flight.is_launched):
+                return
+            piece = lane[index]
+            if piece.ticket.preempted_by:
+                return
+            if not self._begin(piece):
+                lane.remove(piece)
+
+    def _begin_preempting(self, piece: _Part) -> None:
+        """Begin a part that preempts others, if none of them runs at this moment."""
+        if all(victim.is_quiet for victim in piece.ticket.preempts) and not self._begin(piece):
+            self._preempting.remove(piece)
+
+    def _preemptable(self, tickets: Iterable[int], function: LoadedModel, count: int, mask: int) -> tuple[_Ticket, ...]:
+        """Those of the batches that can be preempted for this one. Segmented graphs of one slice use the same memory: there the
+        second waits for the first, as if it did not preempt."""
+        found = tuple([self._open[one] for one in tickets if one in self._open])
+        shares_memory = any(part.mask == mask for victim in found for part in victim.parts)
+        return () if shares_memory and self.models.is_cut(function, count, mask) else found
 
     def _failed(self, piece: _Part, error: BaseException) -> None:
         """Handle a failed launch. Out of memory halves the part, and later ones; another error ends this batch only, unless
@@ -190,14 +267,19 @@ class SliceExecutor:
             half = count // 2
             piece.function.on_out_of_memory(count)
             piece.ticket.open_parts += 1
+            piece.ticket.parts.remove(piece)
             for first, items in ((0, piece.items[:half]), (half, piece.items[half:])):
-                self._start(_Part(piece.ticket, piece.function, piece.first + first, items, piece.mask, piece.keep))
+                self._add(_Part(piece.ticket, piece.function, piece.first + first, items, piece.mask, piece.keep))
             return
         piece.ticket.error = piece.ticket.error or error
         self._close_part(piece, self._finished_early)
 
     def _finish(self, piece: _Part, done: list[FinishedBatch]) -> None:
         function, ticket = piece.function, piece.ticket
+        if piece.flight is None:  # it had not begun
+            ticket.error = ticket.error or ExecutorLost(self._lost)
+            self._close_part(piece, done)
+            return
         if self._lost:
             ticket.error = ticket.error or ExecutorLost(self._lost)
         else:
@@ -213,17 +295,30 @@ class SliceExecutor:
     def _close_part(self, piece: _Part, done: list[FinishedBatch]) -> None:
         ticket = piece.ticket
         ticket.open_parts -= 1
+        ticket.parts.remove(piece)
         if ticket.open_parts == 0:
+            self._close_ticket(ticket)
             outputs = ticket.outputs if ticket.error is None else None
             done.append(FinishedBatch(ticket.id, ticket.device_us, outputs, ticket.error, ticket.then))
+
+    def _close_ticket(self, ticket: _Ticket) -> None:
+        """A batch has ended: those it preempted go on, unless others preempt them too."""
+        del self._open[ticket.id]
+        for victim in ticket.preempts:
+            victim.preempted_by.discard(ticket.id)
+            if not victim.preempted_by:
+                for part in victim.parts:
+                    if part.flight is not None:
+                        part.flight.resume()
 
     def _fail_all(self, error: Exception, done: list[FinishedBatch]) -> None:
         """End all batches: errors of the device are permanent, and affect every model."""
         self._lost = f"the device failed: {error}"
-        for lane in self._slice_queues.values():
+        for lane in (*self._slice_queues.values(), self._preempting):
             for piece in lane:
                 self._finish(piece, done)
         self._slice_queues.clear()
+        self._preempting.clear()
 
     @staticmethod
     def _tuples(items: list[Any]) -> list[Any]:

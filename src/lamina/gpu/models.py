@@ -35,6 +35,7 @@ class LoadedModel:
     plans: dict[tuple[int, int], Any] = field(default_factory=dict)  #: by (bucket, mask)
     buffers: dict[int, PinnedBuffers] = field(init=False)  #: by bucket
     largest_fit: int = field(init=False)  #: items that are known to fit into memory together
+    work_sm_us: dict[int, int] = field(default_factory=dict)  #: by bucket: time x SMs of a warm-up run
 
     def __post_init__(self) -> None:
         self.largest_fit = self.buckets[-1]
@@ -140,7 +141,9 @@ class ModelTable:
 
         Returns the MiB beside the weights. Where two threads capture, each has the module as a `work` of its own."""
         function, slice_ = self[name], self._slicer.slice(mask)
-        return self._runtime.warmup_run(work or function.work, function.example, bucket, slice_, self.weights_event(function))
+        ran = self._runtime.warmup_run(work or function.work, function.example, bucket, slice_, self.weights_event(function))
+        function.work_sm_us[bucket] = ran.sm_us
+        return ran.mib
 
     def capture(self, name: str, bucket: int, mask: int, work: Work | None = None, *, waits: bool = True) -> Any:
         """Capture a plan for `install_graph`, or return why there is none; for a function's thread, between `pin` and `unpin`.
@@ -149,9 +152,11 @@ class ModelTable:
         function, slice_ = self[name], self._slicer.slice(mask)
         for is_last in (False, True):  # what spoilt one capture need not spoil the next
             try:
-                buffers = function.buffers[bucket]
+                buffers, work_sm_us = function.buffers[bucket], function.work_sm_us.get(bucket, 0)
                 with self._runtime.capturing(waits=waits):
-                    return self._runtime.capture(work or function.work, function.example, bucket, slice_, buffers, function.block)
+                    return self._runtime.capture(
+                        work or function.work, function.example, bucket, slice_, buffers, function.block, work_sm_us
+                    )
             except CaptureBusy:
                 raise
             except Exception as error:
@@ -227,6 +232,12 @@ class ModelTable:
         function = self[name]
         sizes = [size for size in function.buckets if size >= min(count, function.largest_fit)]
         return next((size for size in sizes if size in known and size <= function.largest_fit), sizes[0])
+
+    @staticmethod
+    def is_cut(function: LoadedModel, count: int, mask: int) -> bool:
+        """Whether a batch of this size would run there in segments."""
+        plan = function.plans.get((function.bucket_for(min(count, function.largest_fit), mask), mask))
+        return plan is not None and plan.is_cut
 
     def can_fit(self, name: str, bucket: int) -> bool:
         """Can a batch of this size fit, so that its graph is of use?"""

@@ -79,10 +79,43 @@ class GraphPlan(Protocol):
 
     is_captured: bool
     runs: int
+    longest_segment_us: int  #: 0: it runs in one go, or has not been timed
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it runs in segments."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupRun:
+    """What a run without a client took: MiB beside the weights, and time on the device times its SMs."""
+
+    mib: int = 0
+    sm_us: int = 0
 
 
 class InFlightRun(Protocol):
-    """A run in flight."""
+    """A run in flight. One of a graph in segments goes on when `is_done` is asked, unless it is paused."""
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether all of it is on its way: what comes to its slice later runs after it."""
+        ...
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it is paused between two segments, and its slice is free for another."""
+        ...
+
+    @property
+    def remaining_segments(self) -> int: ...
+
+    def pause(self) -> None:
+        """Stop after the segments that are on their way."""
+        ...
+
+    def resume(self) -> None: ...
 
     def is_done(self) -> bool: ...
 
@@ -100,9 +133,16 @@ class InFlightRun(Protocol):
 class DeviceRuntime(Protocol):
     def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, buffers: PinnedBuffers) -> GraphPlan: ...
     def launch(self, plan: Any, items: list[Any], *, after: Any = None, keep: bool = False) -> InFlightRun: ...
-    def warmup_run(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, after: Any = None) -> int: ...
+    def warmup_run(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, after: Any = None) -> WarmupRun: ...
     def capture(
-        self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, buffers: PinnedBuffers, block: Any = None
+        self,
+        work: Work,
+        example: Sequence[Any],
+        bucket: int,
+        slice_: Any,
+        buffers: PinnedBuffers,
+        block: Any = None,
+        work_sm_us: int = 0,
     ) -> GraphPlan: ...
     def capturing(self, *, waits: bool) -> AbstractContextManager[Any]: ...
     def no_capture(self) -> AbstractContextManager[Any]: ...
@@ -119,17 +159,46 @@ class HostPlan:
         self.inputs = [np.zeros((bucket, *np.shape(part)[1:]), dtype=np.asarray(part).dtype) for part in example]
         self.is_captured = False
         self.runs = 0
+        self.longest_segment_us = 0
+
+    @property
+    def is_cut(self) -> bool:
+        return self.is_captured and hasattr(self.work, "segments")
 
 
 class HostFlight:
-    def __init__(self, device_us: int, outputs: list[Any]) -> None:
+    """A run on the host. A module that is a sequence of steps (`segments`) is run one step at a look, and can be paused."""
+
+    def __init__(self, device_us: int, outputs: list[Any], steps: Iterator[list[Any] | None] | None = None) -> None:
         self._found = device_us, outputs
+        self._steps = steps
+        self._is_paused = False
+        self.remaining_segments = 0 if steps is None else 1
+
+    @property
+    def is_launched(self) -> bool:
+        return self._steps is None
+
+    @property
+    def is_quiet(self) -> bool:
+        return self._is_paused and self._steps is not None
+
+    def pause(self) -> None:
+        self._is_paused = True
+
+    def resume(self) -> None:
+        self._is_paused = False
 
     def is_done(self) -> bool:
-        return True
+        if self._steps is not None and not self._is_paused:
+            outputs = next(self._steps)
+            if outputs is not None:
+                self._found, self._steps, self.remaining_segments = (self._found[0], outputs), None, 0
+        return self._steps is None
 
     def wait(self) -> None:
-        pass
+        while not self.is_done():
+            pass
 
     def result(self) -> tuple[int, list[Any]]:
         return self._found
@@ -153,14 +222,23 @@ class HostRuntime:
             for row, item in enumerate(items):
                 for buffer, part in zip(plan.inputs, item, strict=True):
                     buffer[row] = part
+            if plan.is_cut:
+                return HostFlight(0, [], _steps(plan, len(items)))
             outputs = split_rows(plan.work(*plan.inputs), len(items))
         return HostFlight((time.perf_counter_ns() - begin_ns) // 1000, outputs)
 
-    def warmup_run(self, work: Work, example: Sequence[Any], bucket: int, slice_: DeviceSlice, after: Any = None) -> int:
-        return 0
+    def warmup_run(self, work: Work, example: Sequence[Any], bucket: int, slice_: DeviceSlice, after: Any = None) -> WarmupRun:
+        return WarmupRun()
 
     def capture(
-        self, work: Work, example: Sequence[Any], bucket: int, slice_: DeviceSlice, buffers: PinnedBuffers, block: Any = None
+        self,
+        work: Work,
+        example: Sequence[Any],
+        bucket: int,
+        slice_: DeviceSlice,
+        buffers: PinnedBuffers,
+        block: Any = None,
+        work_sm_us: int = 0,
     ) -> HostPlan:
         plan = HostPlan(work, example, bucket, slice_)
         plan.is_captured = True
@@ -180,6 +258,17 @@ class HostRuntime:
 
     def is_broken(self, error: BaseException) -> bool:
         return False
+
+
+def _steps(plan: HostPlan, count: int) -> Iterator[list[Any] | None]:
+    """A run in segments, one at each step: None until the last, then the rows."""
+    values: Any = tuple(buffer.copy() for buffer in plan.inputs)
+    *first, last = plan.work.segments  # type: ignore[attr-defined]
+    for segment in first:
+        values = segment(*values)
+        values = values if isinstance(values, tuple) else (values,)
+        yield None
+    yield split_rows(last(*values), count)
 
 
 def split_rows(output: Any, count: int) -> list[Any]:

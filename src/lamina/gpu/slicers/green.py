@@ -170,7 +170,7 @@ class GreenSlicer:
         from lamina.gpu.weights import WeightStore
 
         capacity = weights_mib << 20 or self.driver.memory_bytes()[1] * 4 // 5
-        return CudaRuntime(), WeightStore(self.driver, capacity)
+        return CudaRuntime(self.driver), WeightStore(self.driver, capacity)
 
     def memory_used_mib(self) -> int:
         free, total = self.driver.memory_bytes()

@@ -1,0 +1,153 @@
+"""Segments: long graphs in pieces, and batches that preempt them between two. On the host; for a GPU see `test_executor_gpu`."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lamina.errors import BadValue
+from lamina.gpu.executor import SliceExecutor
+from lamina.gpu.segments import LEAST_SEGMENTS, SEGMENT_US, group_pieces, piece_bounds
+from lamina.gpu.slicers.null import NullSlicer
+
+ONE = np.zeros((1, 3), dtype=np.float32)
+
+
+def rows(*values: float) -> list[Any]:
+    return [np.full(3, value, dtype=np.float32) for value in values]
+
+
+class Long:
+    """A module of several steps, which notes when each of them runs."""
+
+    def __init__(self, name: str, steps: int, seen: list[str]) -> None:
+        self._name, self._steps, self._seen = name, steps, seen
+
+    def __call__(self, batch: np.ndarray) -> np.ndarray:
+        for _ in range(self._steps):
+            batch = self._step(batch)
+        return batch
+
+    def _step(self, batch: np.ndarray) -> np.ndarray:
+        self._seen.append(self._name)
+        return batch + 1
+
+    @property
+    def segments(self) -> list[Any]:
+        return [self._step] * self._steps
+
+
+@pytest.fixture
+def seen() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def executor(seen: list[str]) -> SliceExecutor:
+    made = SliceExecutor(NullSlicer())
+    made.load("long", Long("long", 5, seen), ONE, buckets=(1, 2))
+    made.load("other", Long("other", 3, seen), ONE, buckets=(1, 2))
+    made.load("quick", lambda batch: seen.append("quick") or batch * 10, ONE, buckets=(1, 2))
+    for name in ("long", "other", "quick"):
+        made.models.prepare(name, [1, 3])
+    seen.clear()
+    return made
+
+
+def run_all(executor: SliceExecutor) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for _ in range(100):
+        for done in executor.poll():
+            assert done.error is None
+            found[done.ticket] = [float(row[0]) for row in done.outputs or []]
+        if not executor.has_work:
+            return found
+    raise AssertionError("it does not end")
+
+
+def test_a_batch_that_preempts_runs_between_two_segments_and_the_other_goes_on_as_if_nothing_had_been(executor, seen):
+    long = executor.submit("long", rows(1, 2), 1)
+    executor.poll()
+    executor.poll()
+    quick = executor.submit("quick", rows(7), 1, preempts=[long])
+    found = run_all(executor)
+    assert seen == ["long", "long", "quick", "long", "long", "long"]
+    assert found == {quick: [70.0], long: [6.0, 7.0]}
+
+
+def test_what_is_given_to_a_slice_without_preempting_waits_for_the_batch_before_it(executor, seen):
+    executor.submit("long", rows(1), 1)
+    executor.poll()
+    executor.submit("quick", rows(7), 1)
+    run_all(executor)
+    assert seen == ["long"] * 5 + ["quick"]
+
+
+def test_a_paused_batch_goes_on_when_the_last_of_those_that_preempt_it_has_ended(executor, seen):
+    long = executor.submit("long", rows(1), 3)
+    executor.poll()
+    executor.submit("other", rows(1), 1, preempts=[long])
+    executor.submit("quick", rows(2), 1, preempts=[long])
+    run_all(executor)
+    assert seen[0] == "long" and set(seen[1:5]) == {"other", "quick"} and seen[5:] == ["long"] * 4
+
+
+def test_two_segmented_graphs_of_one_slice_do_not_interleave_because_they_share_memory(executor, seen):
+    long = executor.submit("long", rows(1), 1)
+    executor.poll()
+    executor.submit("other", rows(1), 1, preempts=[long])
+    run_all(executor)
+    assert seen == ["long"] * 5 + ["other"] * 3
+
+
+def test_what_has_ended_or_runs_in_one_go_is_waited_for(executor, seen):
+    quick = executor.submit("quick", rows(1), 1)
+    late = executor.submit("quick", rows(2), 1, preempts=[quick, 99])
+    assert run_all(executor) == {quick: [10.0], late: [20.0]}
+
+
+def test_remaining_segments_are_told(executor):
+    long = executor.submit("long", rows(1), 1)
+    assert executor.remaining_segments(long) == 1  # the host counts what is left as one
+    run_all(executor)
+    assert executor.remaining_segments(long) == 0
+
+
+def test_a_model_with_a_paused_batch_is_not_unloaded(executor):
+    long = executor.submit("long", rows(1), 1)
+    executor.poll()
+    executor.submit("quick", rows(1), 1, preempts=[long])
+    for name in ("long", "quick"):
+        with pytest.raises(BadValue, match="under way"):
+            executor.unload(name)
+    run_all(executor)
+    executor.unload("long")
+
+
+def test_a_short_graph_stays_whole():
+    assert piece_bounds(300, LEAST_SEGMENTS * SEGMENT_US - 1) == [0, 300]
+
+
+@given(st.integers(1, 5_000), st.integers(0, 10**6))
+def test_pieces_cover_the_graph_without_an_empty_one(nodes: int, expected_us: int):
+    bounds = piece_bounds(nodes, expected_us)
+    assert bounds[0] == 0 and bounds[-1] == nodes
+    assert all(first < last for first, last in itertools.pairwise(bounds))
+
+
+@given(st.lists(st.floats(0, 5_000), min_size=1, max_size=50), st.integers(1, 3_000))
+def test_segments_are_neighbours_in_order_and_as_long_as_wanted_unless_one_piece_is_longer(
+    times_us: list[float], segment_us: int
+):
+    groups = group_pieces(times_us, segment_us)
+    assert [place for group in groups for place in group] == list(range(len(times_us)))
+    lengths = [sum(times_us[place] for place in group) for group in groups]
+    for group, length in zip(groups, lengths, strict=True):
+        assert group and (length <= segment_us or len(group) == 1)
+    for place, (length, after) in enumerate(zip(lengths, groups[1:], strict=False)):
+        assert length + times_us[after[0]] > segment_us, f"segment {place} could have been longer"
