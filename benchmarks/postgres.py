@@ -21,6 +21,17 @@ def binaries() -> Path | None:
     return next((place for place in places if (place / "initdb").exists() and (place / "pg_ctl").exists()), None)
 
 
+def restart(url: str) -> None:
+    """Restart such a server, as after a crash: all connections end at once."""
+    place, folder = binaries(), Path(url.partition("host=")[2].partition("&")[0])
+    assert place is not None
+    user = pwd.getpwnam("nobody") if os.getuid() == 0 else None
+    as_user: dict[str, Any] = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user else {}
+    command = [str(place / "pg_ctl"), "-D", str(folder / "data"), "-m", "immediate", "-w", "-l", str(folder / "log"), "restart"]
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    subprocess.run(command, check=True, cwd=folder, env={"LC_ALL": "C", "PATH": os.environ["PATH"]}, **quiet, **as_user)
+
+
 @contextlib.contextmanager
 def private_server() -> Iterator[str]:
     """Its URL; empty if the server is not installed. PostgreSQL refuses to run as root: then it runs as nobody."""

@@ -53,6 +53,9 @@ def counts(names):
 """
 
 
+DISK_MIB = 64
+
+
 def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -93,6 +96,14 @@ class ServerProcess:
                     return
                 await asyncio.sleep(0.05)
             self.kill()
+
+    def workers(self) -> list[int]:
+        """Processes that it has started."""
+        pid = self.process.pid if self.process is not None and self.process.poll() is None else 0
+        try:
+            return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        except OSError:
+            return []
 
     async def role(self) -> str:
         """As it says itself; "" if it does not answer."""
@@ -163,11 +174,14 @@ class DatabaseProxy:
 class Pair:
     """Two servers, one of which leads."""
 
-    def __init__(self, folder: Path, stores: tuple[str, str], proxies: tuple[DatabaseProxy, ...] = ()) -> None:
+    def __init__(
+        self, folder: Path, stores: tuple[str, str], proxies: tuple[DatabaseProxy, ...] = (), disk: Path | None = None
+    ) -> None:
         app = folder / "app.py"
         app.write_text(APP)
         self.folder = folder
         self.proxies = proxies
+        self.disk = disk
         self.servers = [ServerProcess(app, store, folder / f"server-{number}.log") for number, store in enumerate(stores)]
 
     @property
@@ -199,9 +213,22 @@ class Pair:
 
 @contextlib.asynccontextmanager
 async def sqlite_pair() -> AsyncIterator[Pair]:
-    with tempfile.TemporaryDirectory(prefix="pair-") as place:
-        async with _running(Pair(Path(place), (f"{place}/runs.db", f"{place}/runs.db"))) as pair:
+    """A pair on one file; on a small disk of its own, if this user may mount one, so that it can be filled."""
+    with tempfile.TemporaryDirectory(prefix="pair-") as place, _small_disk(Path(place) / "disk") as disk:
+        async with _running(Pair(Path(place), (f"{disk}/runs.db", f"{disk}/runs.db"), disk=disk)) as pair:
             yield pair
+
+
+@contextlib.contextmanager
+def _small_disk(folder: Path) -> Iterator[Path]:
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(folder)]
+    is_mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    try:
+        yield folder
+    finally:
+        if is_mounted:
+            subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
 @contextlib.asynccontextmanager
