@@ -148,7 +148,7 @@ class Clients:
         while self._is_on:
             number += 1
             name = f"{self._prefix}run-{client}-{number}"
-            path = f"/v1/workflows/{'once' if number % 2 else 'steps'}"
+            path = f"/v1/workflows/{'act_once' if number % 2 else 'act_thrice'}"
             ids = self.history.runs[name] = []
             while len(ids) < (2 if number % 5 == 0 else 1):  # now and then the same is asked for once more
                 answer = await to.ask("POST", path, name, prefer="respond-async", idempotency_key=name)
@@ -164,7 +164,7 @@ class Clients:
         while self._is_on:
             number += 1
             name = f"{self._prefix}call-{client}-{number}"
-            answer = await to.ask("POST", "/v1/functions/mark", name)
+            answer = await to.ask("POST", "/v1/functions/act", {"what": "mark", "name": name})
             self.history.calls[name] = answer.is_ok
             if answer.is_ok and answer.body != name:
                 self.history.odd.append(f"{name}: answered with {answer.body!r}")
@@ -272,7 +272,7 @@ async def _counts(to: Following, names: list[str]) -> dict[str, int]:
     for first in range(0, len(names), 200):
         some = names[first : first + 200]
         while True:
-            answer = await to.ask("POST", "/v1/functions/counts", some, timeout_s=30.0)
+            answer = await to.ask("POST", "/v1/functions/act", {"what": "counts", "name": some}, timeout_s=30.0)
             if answer.is_ok:
                 break
             await asyncio.sleep(0.1)

@@ -22,7 +22,27 @@ APP = """
 import lamina
 
 app = lamina.App("taken")
-one = lamina.Scale(min=1, max=1)
+one = lamina.Scale(max=1)
+
+
+@app.function(scale=lamina.Scale(min=1, max=1))
+def act(what, name):  # one function for all that a campaign does: it has to start again and again
+    if what == "counts":
+        return [app.state.counter(one).value for one in name]
+    if what == "mark":
+        app.state.counter(name).add(1)
+        app.state.counter("total").add(1)
+    return name
+
+
+@app.workflow()
+async def act_once(name):
+    return await act("mark", name)
+
+
+@app.workflow()
+async def act_thrice(name):
+    return await act("pass", await act("mark", await act("pass", name)))
 
 
 @app.function(scale=one)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import sqlite3
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -310,3 +314,58 @@ def test_the_time_in_which_the_store_was_away_does_not_count_against_the_leader(
     assert not mine.may_lead(row(), False, 1)
     clock.now_s += leadership.LEASE_S
     assert mine.may_lead(row(), False, 1)
+
+
+# ------------------------------------------------------------------- a leader stopped in a transaction
+
+
+LEADER = """
+import asyncio, os, signal, sys, time
+from lamina.store.open import open_store
+
+async def main():
+    store = open_store(sys.argv[1])
+    store.start()
+    await store.opened()
+    await asyncio.sleep(0.5)  # a sign of life
+    print("leads", flush=True)
+    held = asyncio.get_running_loop().create_future()
+
+    def hold(db):
+        print("holds", flush=True)
+        if sys.argv[2] == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        else:
+            time.sleep(2.5)
+
+    store.write(hold, held.set_result)
+    print("ended", type(await held).__name__, flush=True)
+    await store.close()
+
+asyncio.run(main())
+"""
+
+
+def held_by(place: str, how: str) -> subprocess.Popen[str]:
+    """A process that leads, and is in a transaction."""
+    process = subprocess.Popen([sys.executable, "-c", LEADER, place, how], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert [process.stdout.readline().strip() for _ in range(2)] == ["leads", "holds"]
+    return process
+
+
+@pytest.mark.live
+def test_a_leader_stopped_in_a_transaction_of_sqlite_is_ended_and_a_slow_one_is_waited_for(tmp_path: Path):
+    async def take_over(store: Store) -> int:
+        await until(lambda: store.term)
+        return store.term
+
+    told = {}
+    for how in ("stopped", "slow"):
+        process = held_by(str(tmp_path / f"{how}.db"), how)
+        try:
+            told[how] = within(str(tmp_path / f"{how}.db"), take_over), process.wait(30)
+        finally:
+            process.kill()
+            process.communicate()
+    assert told == {"stopped": (2, -signal.SIGKILL), "slow": (2, 0)}

@@ -77,8 +77,9 @@ class WriterConnection(StoreConnection, Protocol):
         """Give a sign of life. False: only a commit is one."""
         ...
 
-    def evict_leader(self) -> None:
-        """Make room where a leader that is no longer waited for was stopped in a transaction, and will not end it."""
+    def evict_leader(self, *, is_blocked: bool) -> None:
+        """Make room where a leader that is no longer waited for is in a transaction, and will not end it. `is_blocked`: the lead
+        could not be taken."""
         ...
 
 
@@ -286,7 +287,7 @@ class GroupCommitStore:
             is_open = self._gather(pending) and is_open
             try:
                 if connection is None:
-                    connection = self._backend.writer()
+                    connection = self._open_writer()
                     if self._term:
                         self._resume(connection, pending)
                 if not self._term:
@@ -308,7 +309,6 @@ class GroupCommitStore:
                     break
             except Exception as error:
                 self._mark_down(error, pending)
-                self._election.forget()
                 _close(connection)
                 connection = None
                 if not is_open:
@@ -340,35 +340,32 @@ class GroupCommitStore:
 
     # --- the lead
 
+    def _open_writer(self) -> WriterConnection:
+        try:
+            return self._backend.writer()
+        except Exception:
+            self._election.forget()
+            raise
+
     def _stand(self, connection: WriterConnection) -> None:
         """Stand for election: take the lead, or raise `NotLeader`. Tables are made or changed by the server that leads, in the
         transaction with which it does."""
         has_lock = connection.try_lock()
-        signs: object = None
         if not has_lock:
             seen = connection.look()
             if seen is None:
                 raise StoreDown(f"store {self.name}: another server uses it", hint=_IN_USE)
             if not self._election.may_lead(seen[0], False, seen[1]):
                 raise leadership.not_leader(self.name, seen[0])
+            connection.evict_leader(is_blocked=False)
         try:
-            connection.begin()
-        except Exception:
-            if not has_lock:
-                connection.evict_leader()
+            term, row = self._take_lead(connection, has_lock)
+        except NotLeader:
             raise
-        schema.migrate(connection, schema.stored_version(connection), connection.blob)
-        row = leadership.read_leader(connection)
-        if has_lock and row is not None and not row.has_lock:
-            seen = connection.look()
-            signs = seen[1] if seen is not None else None
-        may_lead = not has_lock or self._election.may_lead(row, has_lock, signs)
-        term = leadership.take_lead(connection, row, self._election.holder, self._address, has_lock) if may_lead else 0
-        if not term:
-            connection.rollback()
-            connection.unlock()
-            raise leadership.not_leader(self.name, row)
-        connection.commit()
+        except Exception:
+            if not has_lock and _roll_back(connection):
+                connection.evict_leader(is_blocked=True)
+            raise
         self._term, self._commits = term, 0
         self._succeeds = row is not None
         self._beat_at_s = time.monotonic() + leadership.BEAT_S
@@ -376,6 +373,21 @@ class GroupCommitStore:
             log.info("store %s: this server leads, in term %d", self.name, term)
         self._mark_up()  # before it is told: what is sent then is not refused
         self._tell(term)
+
+    def _take_lead(self, connection: WriterConnection, has_lock: bool) -> tuple[int, leadership.LeaderRow | None]:
+        """The new term, and the leader that was there. Without the lock it has been decided that there is none."""
+        connection.begin()
+        schema.migrate(connection, schema.stored_version(connection), connection.blob)
+        row = leadership.read_leader(connection)
+        seen = connection.look() if has_lock and row is not None and not row.has_lock else None
+        may_lead = not has_lock or self._election.may_lead(row, has_lock, seen[1] if seen is not None else None)
+        term = leadership.take_lead(connection, row, self._election.holder, self._address, has_lock) if may_lead else 0
+        if not term:
+            connection.rollback()
+            connection.unlock()
+            raise leadership.not_leader(self.name, row)
+        connection.commit()
+        return term, row
 
     def _resume(self, connection: WriterConnection, pending: deque[_Entry]) -> None:
         """Go on in the same term after the connection was lost, if no other server has led since."""

@@ -98,8 +98,14 @@ class PostgresWriter(PostgresConnection):
     def touch(self) -> bool:
         return False
 
-    def evict_leader(self) -> None:
-        """The database itself ends transactions that stand idle."""
+    def evict_leader(self, *, is_blocked: bool) -> None:
+        """End sessions that hold the leader row. The database ends those that stand idle, but not one whose client went silent in
+        the middle of a message."""
+        with contextlib.suppress(_psycopg().Error):  # another user's: it is waited for
+            self.rows(
+                "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE relation = to_regclass('leader')"
+                " AND mode = 'RowExclusiveLock' AND granted AND pid <> pg_backend_pid()"
+            )
 
     def close(self) -> None:
         """Unlock before closing: the server would keep the lock for a moment, and the next writer find the store in use."""

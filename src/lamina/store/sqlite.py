@@ -128,8 +128,9 @@ class SqliteWriter(SqliteConnection):
         self._file.lock.write_beat()
         return True
 
-    def evict_leader(self) -> None:
-        self._file.lock.end_stopped_holder()
+    def evict_leader(self, *, is_blocked: bool) -> None:
+        if is_blocked:
+            self._file.lock.end_stopped_holder()
 
     def _check_files(self) -> None:
         self._file.check_identity()
