@@ -107,7 +107,7 @@ def _sent(port: int, attack: Attack, body: bytes, rounds: int) -> list[int]:
 
 
 def _called(port: int, message: bytes, rounds: int) -> list[int]:
-    import grpc
+    import grpc  # type: ignore[import-untyped]
 
     options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
     found = []
