@@ -19,6 +19,7 @@ from lamina.core.events import Deployed, DeviceJoined
 from lamina.core.policy import DeployRole
 from lamina.errors import NoCapacity
 from lamina.lab import data
+from lamina.lab.comparison import Comparison, bill, draw_seeds
 from lamina.lab.experiment import Cell, Plot, Reported, ResultTable, Row, Section, installed_policies
 from lamina.lab.experiments._function_family import KINDS, function, goal_us, profile
 from lamina.lab.runner import CpuLimitExceeded, cpu_limit
@@ -50,7 +51,7 @@ turns away count as not answered. A policy that has not come to an end after 40 
 """
 REPORTED: list[Reported] = []
 
-POLICIES = ("fifo", "edf", "kserve", "has", "knix", "gpulet", "frontier")
+POLICIES = ("fifo", "edf", "clockwork", "kserve", "has", "fastgshare", "knix", "gpulet", "esg", "infless", "frontier")
 FULL_S, QUICK_S = 120, 10
 LIMIT_S = 40.0
 CURVE_POINTS = 60
@@ -145,7 +146,7 @@ def _pods() -> list[tuple[float, bool]]:
 def cells(seed: int, quick: bool) -> list[Cell]:
     loads = ["code", "tenants"] if quick else list(LOADS)
     policies = installed_policies(("fifo", "edf", "frontier") if quick else POLICIES)
-    seeds = [seed] if quick else [seed, seed + 1]
+    seeds = [seed] if quick else draw_seeds(seed, quick)
     return [
         {"load": load, "policy": policy, "seed": each, "seconds": QUICK_S if quick else FULL_S}
         for each in seeds
@@ -166,6 +167,9 @@ def run(cell: Cell) -> Row:
     unheard = sum(len(load.at_us) for load in scenario.loads) - total.offered
     return cell | {
         "attainment": float(f"{total.in_time / (total.offered + unheard):.6g}"),
+        "score": total.in_time / (total.offered + unheard),
+        "in_time": total.in_time,
+        **bill(total),
         "goodput_per_s": total.goodput_per_s,
         "cost": total.cost,
         "cost_per_1000": total.cost_per_1000,
@@ -224,29 +228,17 @@ def figures(rows: list[Row]) -> dict[str, Any]:
         means["attainment_range"] = [f(row["attainment"] for row in group) for f in (min, max)]
         means["seeds"] = len(group)
         found.setdefault(load, {})[policy] = means
-    return {"loads": found, "frontier_behind": behind(found), "gave_up": slow}
+    return {"loads": found, "gave_up": slow} | comparison(rows).figures()
 
 
-def behind(loads: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
-    """Where `frontier` is more than half a point below the best other policy, or dearer than it."""
-    words = []
-    for load, by_policy in loads.items():
-        others = {name: row for name, row in by_policy.items() if name != "frontier"}
-        mine = by_policy.get("frontier")
-        if mine is None or not others:
-            continue
-        best = max(others, key=lambda name: (others[name]["attainment"], -others[name]["cost"]))
-        if mine["attainment"] < others[best]["attainment"] - 0.005:
-            words.append(f"{load}: attainment {mine['attainment']:.4f}, {best} has {others[best]['attainment']:.4f}")
-        if mine["cost"] > others[best]["cost"]:
-            words.append(f"{load}: cost {mine['cost']:.4g}, {best} has {others[best]['cost']:.4g}")
-    return words
+def comparison(rows: list[Row]) -> Comparison:
+    return Comparison.of(rows, lambda row: str(row["load"]))
 
 
 def sections(rows: list[Row]) -> list[Section]:
     every = figures(rows)
     found, rows = every["loads"], [row for row in rows if "gave_up" not in row]
-    made = []
+    made = comparison(rows).sections("calls in time")
     for load, by_policy in found.items():
         columns = [
             "policy",
@@ -279,8 +271,6 @@ def sections(rows: list[Row]) -> list[Section]:
         ]
         text = "Cost in seconds of a whole H200: units held times time. Worst tenth: the functions that fare worst."
         made.append(Section(f"Load: {load}", text, ResultTable(columns, table), _bursts(rows, load)))
-    if every["frontier_behind"]:
-        made.append(Section("Where frontier is behind", "\n\n".join(every["frontier_behind"])))
     if every["gave_up"]:
         made.append(Section("Not measured", "\n\n".join(every["gave_up"])))
     made.append(Section("In time, by load", plot=_bars(found, "attainment", "answers in time, %", 100)))
