@@ -33,7 +33,7 @@ from lamina.sim.workload import Workload, replay_trace
 TITLE = "A hundred functions under recorded arrivals"
 ABOUT = """
 Arrivals of two services as recorded (Azure LLM inference 2023, see data/traces): code completion, where gaps vary by 13 times
-their mean, and conversation, which is near Poisson. The first twenty minutes, ten times as fast: two minutes at 30 and 50
+their mean, and conversation, which is near Poisson. The first ten minutes, ten times as fast: a minute at 30 and 50
 calls a second. Calls less than 20 ms apart are one burst and go to one function, drawn with Zipf popularity
 (exponent 1) from a hundred. Functions are of five kinds, from an image classifier to a small language model; their latency
 curve was measured on an H200 for the first and is synthetic for the others (lab/experiments/_function_family.py).
@@ -47,13 +47,13 @@ belongs to a tenant that asks for the share of a GPU that a pod of a production 
 of a GPU); best-effort pods have ten times the goal. Mean and range over seeds, which draw kinds, popularity, pods and noise.
 
 A policy that checks capacity before it deploys is offered the functions one by one, the most popular first; calls of those it
-turns away count as not answered. A policy that has not come to an end after 40 seconds of processor time has no figures here.
+turns away count as not answered. A policy that has not come to an end after 25 seconds of processor time has no figures here.
 """
 REPORTED: list[Reported] = []
 
 POLICIES = ("fifo", "edf", "clockwork", "kserve", "has", "fastgshare", "knix", "gpulet", "esg", "infless", "frontier")
-FULL_S, QUICK_S = 120, 10
-LIMIT_S = 40.0
+FULL_S, QUICK_S = 60, 10
+LIMIT_S = 25.0
 CURVE_POINTS = 60
 
 
