@@ -279,8 +279,8 @@ def comparison(rows: list[Row], measure: str = "latency") -> Comparison:
             over = f"{row['part']} {row[OVER[row['part']]]}" + (f", {row['mix']}" if row["part"] == "poisson" else "")
             for turn in range(len(row[measure])):
                 keys = (measure, "in_time", *BILLS)
-                one = {"cell": over, "policy": label(row), "seed": turn} | {key: row[key][turn] for key in keys}
-                flat.append(one)
+                own = {"cell": over, "policy": label(row), "seed": row["seed"] + 2 * turn}
+                flat.append(own | {key: row[key][turn] for key in keys})
     return Comparison.of(flat, lambda row: str(row["cell"]), measure=measure, less=True)
 
 
