@@ -80,7 +80,7 @@ def draw_seeds(seed: int, quick: bool, count: int = SEEDS) -> list[int]:
 
 
 def bill(total: TotalRow) -> Row:
-    """Bills of a run. Rent is for the time in which calls are offered: answering the last one a little later does not add to it."""
+    """Bills of a run. Rent is for the time in which calls are offered: a last answer a little later adds nothing."""
     rent = total.occupied * total.offered_s / total.ended_s if total.ended_s else 0.0
     return {"used": total.used, "held": total.cost, "rent": rent}
 
