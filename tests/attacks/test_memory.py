@@ -337,6 +337,23 @@ def test_m5_the_address_with_the_most_connections_gives_way() -> None:
     assert serve(script, limits=HttpLimits(connections=10)) == [True] * 3
 
 
+def test_m5_connections_that_were_turned_away_go_first() -> None:
+    """They have their answer, and stay for a moment so that it is not lost; under a flood nobody idle goes before them."""
+
+    async def script(port: int, server: HttpServer) -> tuple[list[int], bool]:
+        async with contextlib.AsyncExitStack() as stack:
+            idle = await stack.enter_async_context(Client(port))
+            await until(lambda: len(server.connections) == 1)
+            statuses = []
+            for _ in range(12):
+                refused = await stack.enter_async_context(Client(port))
+                statuses.append(await refused.ask(HEAD % MIB + b"x"))
+            return statuses, await idle.is_open()
+
+    found = serve(script, limits=HttpLimits(connections=4), check_head=refuse_head)
+    assert found == ([401] * 12, True)
+
+
 def test_m5_connections_with_a_call_under_way_are_never_evicted() -> None:
     held: list[Exchange] = []
 

@@ -32,7 +32,6 @@ from lamina.gateway.oip.setup import OpenInference
 from lamina.gateway.oip.statistics import ModelStatistics
 from lamina.gateway.routes import runs, state
 from lamina.gateway.routes.calls import CallHandler
-from lamina.gateway.routes.codec_pool import CodecPool
 from lamina.gateway.routes.cold_start_grace import ColdStartGrace
 from lamina.gateway.routes.explain import ExplainRoutes, SampledRefusals
 from lamina.gateway.routes.openapi import document
@@ -144,7 +143,6 @@ class Gateway:
         catalogue = ModelCatalog(self.targets, lambda name: functions[name].spec if name in functions else None)
         inference = InferenceService(loop, catalogue, self.metrics, statistics, self.process, explain, grace, tracer)
         refusals = SampledRefusals(loop)
-        self.codecs = codecs = CodecPool()
         self.oip = OpenInference(
             inference,
             auth.authorize,
@@ -153,9 +151,8 @@ class Gateway:
             body_limit=limits.body_bytes,
             budget=self.budget,
             check_head=auth.check_head,
-            codecs=codecs,
         )
-        run_routes = runs.RunRoutes(self.durable, codecs) if self.durable is not None else None
+        run_routes = runs.RunRoutes(self.durable) if self.durable is not None else None
         routes = self.billing.routes | state.StateRoutes(runtime.state, loop.engine.shared).routes
         routes |= ExplainRoutes(loop).routes
         if run_routes is not None:
@@ -164,13 +161,7 @@ class Gateway:
             loop,
             self.targets,
             self.metrics,
-            CallHandler(
-                *(loop, self.metrics, self.process, explain, grace),
-                refusals=refusals,
-                tracer=tracer,
-                runs=run_routes,
-                codecs=codecs,
-            ),
+            CallHandler(loop, self.metrics, self.process, explain, grace, refusals=refusals, tracer=tracer, runs=run_routes),
             auth.authorize,
             self.process,
             refusals,
@@ -369,7 +360,6 @@ class Gateway:
             await self.ingress.stop()
         await self.oip.stop(0.5)
         await self.server.stop()
-        await self.codecs.stop()
         await self.driver.stop(min(5.0, grace_s))
         return left
 

@@ -153,7 +153,8 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def is_evictable(self) -> bool:
-        return not self._exchanges and not self._is_closed and self.phase in ("idle", "head", "body")
+        """It has no call under way: it is idle, or has yet to send a request, or is being closed."""
+        return not self._exchanges and self.phase in ("idle", "head", "body", "linger")
 
     def data_received(self, data: bytes) -> None:
         if self._is_closed or self._is_failing:
@@ -508,9 +509,11 @@ class HttpServer:
                 return False
 
     def _find_evictable(self, newcomer: str) -> list[HttpConnection]:
-        """Connections that may go, the idlest last. A body under way goes only for an address that has fewer connections."""
+        """Connections that may go, the idlest last: those that are being closed, then the idle ones of the address with the most.
+        A body under way goes only for an address that has fewer connections."""
         crowd, most = self._addresses.most_common(1)[0]
-        found = [one for one in self.connections if one.address == crowd and one.is_evictable and one.phase != "body"]
+        found = [one for one in self.connections if one.phase == "linger"]
+        found = found or [one for one in self.connections if one.address == crowd and one.is_evictable and one.phase != "body"]
         if not found and self._addresses[newcomer] + 1 < most:
             found = [one for one in self.connections if one.address == crowd and one.is_evictable]
         found = found or [one for one in self.connections if one.is_evictable and one.phase == "idle"]

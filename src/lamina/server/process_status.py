@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ INTERVAL_S = 0.005
 BUDGET_SHARE = 0.25
 """Part of the memory there is that clients may make a server hold, unless told otherwise; the rest is for workers and models."""
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGE_BLOCK_BYTES = 2**20
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -55,6 +58,17 @@ class ProcessStatus:
                 loop.call_at(again_s, tick, again_s)
 
         tick(loop.time())
+
+
+def return_large_blocks() -> None:
+    """Let the allocator map large blocks one by one, so that they go back to the system when they are freed.
+
+    glibc raises its threshold to 32 MiB as soon as such a block has been freed; from then on bodies lie among small objects, and
+    what a flood of them took stays with the process."""
+    with contextlib.suppress(AttributeError, OSError):  # another C library
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, _LARGE_BLOCK_BYTES)
 
 
 def default_memory_budget() -> int:
