@@ -75,6 +75,11 @@ class Grant(NamedTuple):
         self.rule.check_owner(self.caller, owner, missing)
 
 
+def sees_internals(caller: Identity, owner: str) -> bool:
+    """Whether a caller is told what code of this owner said when it failed, with its trace and the paths in it."""
+    return "deploy" in caller.scopes and (not caller.tenant or caller.tenant == owner)
+
+
 _CALLS: dict[str, tuple[Scope | None, Reach]] = {
     "GET /": ("read", "all"),
     "GET /healthz": (None, "public"),

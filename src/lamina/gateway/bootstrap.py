@@ -35,7 +35,7 @@ from lamina.gateway.routes.calls import CallHandler
 from lamina.gateway.routes.cold_start_grace import ColdStartGrace
 from lamina.gateway.routes.explain import ExplainRoutes, SampledRefusals
 from lamina.gateway.routes.openapi import document
-from lamina.gateway.routes.problems import ending_problem, parse_error_body
+from lamina.gateway.routes.problems import caller_problem, ending_problem, parse_error_body
 from lamina.gateway.routes.request_options import OWN_HEADERS
 from lamina.gateway.routes.router import Router
 from lamina.gateway.routes.targets import TargetRegistry, call_targets
@@ -127,11 +127,11 @@ class Gateway:
         attach_call_context(loop, tracer, has_tenants=access is not None)
         if access is not None:
             access.give_secrets(loop.engine.shared)
-        explain = partial(ending_problem, loop, full=full_errors)
+        explain = partial(caller_problem, loop, full=full_errors)
         self.durable: DurableRuns | None = None
         if store is not None:
             self.durable = DurableRuns(
-                *(loop, store, lambda ending, info: explain(ending, info).body()),
+                *(loop, store, lambda ending, info: ending_problem(loop, ending, info, full=full_errors).body()),
                 retention_us=retention_us,
                 on_end=self.metrics.on_call_ended,
                 same_transaction=runtime.state.same_transaction,
@@ -152,7 +152,11 @@ class Gateway:
             budget=self.budget,
             check_head=auth.check_head,
         )
-        run_routes = runs.RunRoutes(self.durable) if self.durable is not None else None
+        run_routes = (
+            runs.RunRoutes(self.durable, lambda target: loop.engine.shared.source(target).tenant)
+            if self.durable is not None
+            else None
+        )
         routes = self.billing.routes | state.StateRoutes(runtime.state, loop.engine.shared).routes
         routes |= ExplainRoutes(loop).routes
         if run_routes is not None:

@@ -155,7 +155,7 @@ class PendingInference:
             return
         if not isinstance(ending, Reply):
             service.statistics.on_failure(request.model)
-            self.fail(sink, service.explain(ending))
+            self.fail(sink, service.explain(ending, request.model.target_name, request.caller))
             return
         self._rows_left -= 1
         if not self._rows_left:

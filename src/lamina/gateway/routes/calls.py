@@ -29,8 +29,8 @@ from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.process_status import ProcessStatus
 from lamina.types import call_for
 
-Explain = Callable[[FailCall | Reject], HttpProblem]
-"""The problem for a call that ended without a result."""
+Explain = Callable[[FailCall | Reject, str, Identity], HttpProblem]
+"""The problem for a call of a target that ended without a result, as its caller is told it."""
 
 
 class DecodedBody:
@@ -128,7 +128,7 @@ class CallHandler:
             cost_limit=cost_limit,
             size_bytes=len(request.body) if decoded is None else decoded.size,
         )
-        pending = PendingCall(self, call_id, target.name, exchange, caller.tenant, arrived_us, accept, has_options)
+        pending = PendingCall(self, call_id, target.name, exchange, caller, arrived_us, accept, has_options)
         driver.submit(call, inputs, pending.on_ended)
 
     def _accept_run(self, target: CallTarget, request: HttpRequest, exchange: Exchange, caller: Identity) -> None:
@@ -146,14 +146,14 @@ class PendingCall:
     call_id: str
     target: str
     exchange: Exchange
-    tenant: str
+    caller: Identity
     arrived_us: int
     accept: bytes
     has_options: bool
 
     def on_ended(self, ending: Ending) -> None:
         handler, exchange = self.handler, self.exchange
-        handler.metrics.on_call_ended(self.target, ending, self.tenant)
+        handler.metrics.on_call_ended(self.target, ending, self.caller.tenant)
         if isinstance(ending, Reply):
             if exchange.accepts_values:
                 exchange.respond_value(handler.driver.data.stored_result(self.call_id), ending)
@@ -165,6 +165,6 @@ class PendingCall:
                 return
             exchange.respond(200, body, kind, reply_headers(ending))
         elif isinstance(ending, Reject) and ending.reason == "deadline" and not self.has_options:
-            handler.rejections.store(self.target, self.tenant, self.arrived_us, ending).respond(exchange, self.call_id)
+            handler.rejections.store(self.target, self.caller.tenant, self.arrived_us, ending).respond(exchange, self.call_id)
         else:
-            respond_problem(exchange, handler.explain(ending))
+            respond_problem(exchange, handler.explain(ending, self.target, self.caller))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 
+from lamina.access.authorization import sees_internals
+from lamina.access.records import Identity
 from lamina.core.actions import FailCall, Reject
 from lamina.drivers.driver import INTERNAL
 from lamina.drivers.realtime import RealtimeDriver
@@ -179,6 +182,35 @@ def failure_problem(failure: FailCall, info: ErrorInfo | None, *, full: bool) ->
         problem.detail = f"{info.type}: {info.message}" if info.message else info.type
         problem.error, problem.trace, problem.hint = info.type, info.trace, info.hint
     return problem
+
+
+_PATH = re.compile(r"(?<![\w:/.])(?:/[\w.@+~-]+){2,}")
+
+
+def without_internals(problem: HttpProblem) -> HttpProblem:
+    """A problem for callers that may not deploy the code it is of: no trace, and of paths on the server the last name alone."""
+    problem.trace = ""
+    problem.detail, problem.hint = (
+        _PATH.sub(lambda found: found[0].rpartition("/")[2], one) for one in (problem.detail, problem.hint)
+    )
+    return problem
+
+
+def stored_problem(body: bytes, caller: Identity, owner: str) -> bytes:
+    """A problem as it was kept with a run, for this caller; `owner` is the tenant of the run's target."""
+    if sees_internals(caller, owner):
+        return body
+    return without_internals(msgspec.json.decode(body, type=HttpProblem)).body()
+
+
+def caller_problem(
+    driver: RealtimeDriver, ending: FailCall | Reject, target: str, caller: Identity, *, full: bool
+) -> HttpProblem:
+    """The problem for a call that ended without a result, as its caller is told it."""
+    problem = ending_problem(driver, ending, full=full)
+    if problem.status < 500 or sees_internals(caller, driver.engine.shared.source(target).tenant):
+        return problem
+    return without_internals(problem)
 
 
 def ending_problem(

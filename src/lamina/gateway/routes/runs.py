@@ -22,7 +22,7 @@ from lamina.core.actions import Reply
 from lamina.durable.runs import DurableRuns
 from lamina.errors import BadValue, LaminaError, StoreDown, checked_text
 from lamina.gateway.routes import http_codec
-from lamina.gateway.routes.problems import PROBLEM, answered, error_problem, respond_problem
+from lamina.gateway.routes.problems import PROBLEM, answered, error_problem, respond_problem, stored_problem
 from lamina.gateway.routes.request_options import RequestOptions
 from lamina.gateway.routes.targets import CallTarget
 from lamina.server.exchange import Exchange, HttpRequest
@@ -36,7 +36,7 @@ MAX_WAIT_MS = 60_000
 
 T = TypeVar("T")
 
-RunAction = Callable[[RunRow, HttpRequest, Exchange], None]
+RunAction = Callable[[RunRow, HttpRequest, Exchange, Grant], None]
 
 _ID = re.compile(r"[0-9a-f]{24}")
 
@@ -50,8 +50,10 @@ def prefers_async(request: HttpRequest) -> bool:
 class RunRoutes:
     """Routes of durable runs."""
 
-    def __init__(self, durable: DurableRuns) -> None:
+    def __init__(self, durable: DurableRuns, owner_of: Callable[[str], str] = lambda target: "") -> None:
+        """`owner_of` tells the tenant of a target: what its code said is for that tenant's deployers."""
         self._durable = durable
+        self._owner_of = owner_of
         self.routes: dict[str, Callable[..., None]] = {
             "GET /v1/runs": self._list,
             "GET /v1/runs/{run}": partial(self._on_run, self._show),
@@ -98,7 +100,7 @@ class RunRoutes:
                 self._problem(exchange, row)
             else:
                 grant.check_owner(row.tenant, stored.run_not_found(row.id))
-                act(row, request, exchange)
+                act(row, request, exchange, grant)
 
         self._durable.start()
         self._read(exchange, lambda db: stored.get(db, id), found)
@@ -126,13 +128,16 @@ class RunRoutes:
                 self._problem(exchange, rows)
                 return
             last = rows[-1][0].id if len(rows) == limit else None
-            shown = [run_summary(row) | ({"problem": msgspec.Raw(problem)} if problem else {}) for row, problem in rows]
+            shown = [
+                run_summary(row) | ({"problem": msgspec.Raw(self._shown_problem(row, problem, grant))} if problem else {})
+                for row, problem in rows
+            ]
             exchange.respond(200, msgspec.json.encode({"runs": shown, "next": last}))
 
         self._durable.start()
         self._read(exchange, work, done)
 
-    def _show(self, row: RunRow, request: HttpRequest, exchange: Exchange) -> None:
+    def _show(self, row: RunRow, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
         def done(found: tuple[RunRow, stored.StoredOutcome] | LaminaError) -> None:
             if isinstance(found, LaminaError):
                 self._problem(exchange, found)
@@ -140,7 +145,7 @@ class RunRoutes:
             row, ending = found
             shown = run_summary(row)
             if ending.problem is not None:
-                shown["problem"] = msgspec.Raw(ending.problem)
+                shown["problem"] = msgspec.Raw(self._shown_problem(row, ending.problem, grant))
             if ending.about is not None:
                 reply = msgspec.json.decode(ending.about, type=Reply)
                 shown |= {"cost": reply.cost, "step_retries": reply.retries}
@@ -148,7 +153,7 @@ class RunRoutes:
 
         self._read(exchange, lambda db: stored.read_outcome(db, row.id), done)
 
-    def _result(self, row: RunRow, request: HttpRequest, exchange: Exchange) -> None:
+    def _result(self, row: RunRow, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
         """The result now, or within `wait_ms`; 202 if it is not there by then."""
         wait_ms = _parse_int(http_codec.parse_query(request, ("wait_ms",)).get("wait_ms", "0"), "wait_ms", 0, MAX_WAIT_MS)
         waiting = _Waiting()
@@ -162,14 +167,14 @@ class RunRoutes:
                 self._problem(exchange, found)
             elif found[0].state in SETTLED or not waiting.on:
                 waiting.stop()
-                self._answer(*found, request, exchange)
+                self._answer(*found, request, exchange, grant)
 
         if wait_ms:
             waiting.begin(wait_ms / 1000, look, lambda woken: self._durable.on_completed(row.id, woken))
             exchange.on_disconnect = waiting.stop
         look()
 
-    def _answer(self, row: RunRow, ending: stored.StoredOutcome, request: HttpRequest, exchange: Exchange) -> None:
+    def _answer(self, row: RunRow, ending: stored.StoredOutcome, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
         extra = b"lamina-run-id: %s\r\n" % row.id.encode()
         if ending.result is not None:
             if ending.about is not None:
@@ -182,11 +187,11 @@ class RunRoutes:
             exchange.respond(200, body, kind, extra)
         elif ending.problem is not None:
             status = msgspec.json.decode(ending.problem)["status"]
-            exchange.respond(status, ending.problem, PROBLEM, extra)
+            exchange.respond(status, self._shown_problem(row, ending.problem, grant), PROBLEM, extra)
         else:
             exchange.respond(202, msgspec.json.encode(run_summary(row)), http_codec.JSON, extra + b"retry-after: 1\r\n")
 
-    def _history(self, row: RunRow, request: HttpRequest, exchange: Exchange) -> None:
+    def _history(self, row: RunRow, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
         def work(db: Session) -> bytes:
             now, ending = stored.read_outcome(db, row.id)
             reply = None if ending.about is None else msgspec.json.decode(ending.about, type=Reply)
@@ -197,16 +202,16 @@ class RunRoutes:
 
     # ------------------------------------------------------------------------ acting
 
-    def _cancel(self, row: RunRow, request: HttpRequest, exchange: Exchange) -> None:
+    def _cancel(self, row: RunRow, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
         def done(error: LaminaError | None) -> None:
             if error is not None:
                 self._problem(exchange, error)
             else:
-                self._show(row, request, exchange)
+                self._show(row, request, exchange, grant)
 
         self._durable.cancel(row.id, answered(exchange, done))
 
-    def _retry(self, row: RunRow, request: HttpRequest, exchange: Exchange) -> None:
+    def _retry(self, row: RunRow, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
         def done(again: RunRow | LaminaError) -> None:
             self._body(exchange, 202, again if isinstance(again, LaminaError) else msgspec.json.encode(run_summary(again)))
 
@@ -217,6 +222,9 @@ class RunRoutes:
             self._problem(exchange, body)
         else:
             exchange.respond(status, body)
+
+    def _shown_problem(self, row: RunRow, problem: bytes, grant: Grant) -> bytes:
+        return stored_problem(problem, grant.caller, self._owner_of(row.target))
 
     def _problem(self, exchange: Exchange, error: LaminaError) -> None:
         problem = error_problem(error)
