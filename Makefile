@@ -4,7 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup devel demo test quick soak check fmt lint types docs docs-site bench lab serve sim clean
+.PHONY: help setup devel demo test quick soak check fmt lint types sbom audit docs docs-site bench lab serve sim clean
 
 help:  ## What there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -35,7 +35,7 @@ soak: devel  ## A hundred thousand worlds of the controller, and as many of whol
 	$(PY) -m tests.soak core 1000:101000 --jobs $$(nproc)
 	$(PY) -m tests.soak server 1000:101000 --jobs $$(nproc)
 
-check: fmt lint types test docs  ## What CI runs
+check: fmt lint types test docs sbom audit  ## What CI runs
 
 fmt: devel
 	$(VENV)/bin/ruff format --check .
@@ -45,6 +45,12 @@ lint: devel
 
 types: devel
 	$(VENV)/bin/mypy
+
+sbom: devel  ## What is installed, as CycloneDX: out/sbom.json
+	$(PY) scripts/supply_chain.py sbom out/sbom.json
+
+audit: devel  ## Known vulnerabilities of what is installed; skipped where the registry cannot be reached
+	$(PY) scripts/supply_chain.py audit
 
 docs: devel  ## Every block of code in README and docs runs, every command and policy is documented
 	$(PY) -m pytest -q tests/test_docs.py
