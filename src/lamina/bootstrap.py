@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from lamina.engines.composite import CompositeEngine
 from lamina.engines.cpu import CpuEngine
 from lamina.engines.emulated import EmulatedEngine, EmulatedValues
 from lamina.engines.gpu import GpuEngine
+from lamina.engines.isolation import TENANT_USERS, ProcessIsolation
 from lamina.engines.process_engine import WorkerLimits
 from lamina.engines.shadow_batches import ShadowRunner
 from lamina.errors import BadValue
@@ -78,6 +79,8 @@ def open_local(
     explain: bool = False,
     memory_bytes: int = 0,
     state_data_bytes: int = DATA_LIMIT_BYTES,
+    environment: Mapping[str, str] | None = None,
+    tenant_users: tuple[int, int] = TENANT_USERS,
 ) -> ServingRuntime:
     """Runtime on this machine: CPU cores in worker processes, and the GPUs that `gpu` names ("auto": those there are), in slices
     that have SMs of their own or share all of them (see `Slices`).
@@ -86,6 +89,7 @@ def open_local(
     measured again while the server is idle. `shadow_batches`: measurements may run batches of their own (with `probe`, they do).
     With `explain`, the policy records what it weighed. `memory_bytes` is the memory budget of the server, of which shared memory
     may take half; 0: a part of the memory there is. `state_data_bytes` is the data limit of states of state machines.
+    `environment` is added to that of the app's functions; `tenant_users` are the users that functions of tenants run as.
     """
     app = load_app(app_path)
     known = read_profiles(app_path, profiles)
@@ -94,10 +98,12 @@ def open_local(
     soft = frozenset(device.kind for _, _, device in gpus if device.limits.soft)
     predictor = online.OnlinePredictor(table, soft)
     controller = new_controller(policy or policies.build(DEFAULT_POLICY), predictor, explain=explain)
-    shared = EngineShared()
+    functions = controller.state.functions
+    shared = EngineShared(environment, lambda name: functions[name].spec if name in functions else None)
     state = StateTable(app.name, call_lookup(controller), shared.source)
     limits = _shm_limits(memory_bytes)
-    engine = _open_engines(app, app_path, cores, gpus, state, shared, table if probe else None, limits)
+    isolation = ProcessIsolation(tenant_users)
+    engine = _open_engines(app, app_path, cores, gpus, state, shared, isolation, table if probe else None, limits)
     slots = engine.references
     shadow_runner = ShadowRunner(engine) if probe or shadow_batches else None
     data = RunValues(slots.pool, slots.reader, slots.release, state_data_bytes=state_data_bytes)
@@ -150,6 +156,7 @@ def _open_engines(
     gpus: list[FoundGpu],
     state: StateTable,
     shared: EngineShared,
+    isolation: ProcessIsolation,
     probe: ProfileTable | None,
     limits: WorkerLimits,
 ) -> CompositeEngine:
@@ -170,6 +177,7 @@ def _open_engines(
         isolated=isolated,
         end_client=mps.daemon.terminate if mps is not None else None,
         shared=shared,
+        isolation=isolation,
     )
     environment = dict(mps.daemon.environment) if mps is not None else {}
     gpu_engines = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import os
 import stat
@@ -97,7 +98,8 @@ def described(tmp_path: Path, source: str) -> LaminaError | None:
             return error
         return None
 
-    found = asyncio.run(work())
+    with contextlib.chdir(tmp_path):  # where what it replaces by a pipe or a link would be
+        found = asyncio.run(work())
     assert len(set(os.listdir("/proc/self/fd")) - before) <= 1
     return found
 

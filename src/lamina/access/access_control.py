@@ -114,6 +114,11 @@ class AccessControl:
         for tell in self.on_change:
             tell()
 
+    async def user_of(self, tenant: str, users: tuple[int, int]) -> int:
+        """User of the machine that a tenant's functions run as."""
+        now_us = self.now_us()
+        return await self.write(lambda db: access_store.tenant_user(db, tenant, users, now_us))
+
     def usable_tokens(self) -> int:
         now_us = self.now_us()
         return sum(token.expires_us > now_us for token in self.tokens.values())

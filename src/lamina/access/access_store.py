@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from lamina.access.records import AuditEntry, Person, Secret, Token
-from lamina.errors import Conflict, NotFound
+from lamina.errors import Conflict, NoCapacity, NotFound
 from lamina.store import kv
 from lamina.store.base import Session
 from lamina.types import Tenant
@@ -26,6 +26,7 @@ _SCOPES: dict[type[Struct], str] = {
     AuditEntry: "access/deeds",
 }
 _PAGE = 500
+_USERS = "access/users"
 
 
 def put(db: Session, record: Struct, key: str, now_us: int) -> None:
@@ -58,6 +59,19 @@ def read_all(db: Session, kind: type[T]) -> dict[str, T]:
         if len(page) < _PAGE:
             return found
         after = page[-1].key
+
+
+def tenant_user(db: Session, tenant: str, users: tuple[int, int], now_us: int) -> int:
+    """User of the machine that a tenant's functions run as: the first free one of a range, and the same ever after."""
+    known = {entry.key: int(entry.value) for entry in kv.entries(db, _USERS, limit=100_000)}
+    if users[0] <= known.get(tenant, -1) <= users[1]:
+        return known[tenant]
+    taken = set(known.values())
+    free = next((user for user in range(users[0], users[1]) if user not in taken), None)  # the last one is for trying walls
+    if free is None:
+        raise NoCapacity(f"no user is left for tenant {tenant!r}", hint="give a larger range: --tenant-users FIRST-LAST")
+    kv.put(db, _USERS, tenant, "user", str(free).encode(), now_us)
+    return free
 
 
 def append_audit(db: Session, entry: AuditEntry, nonce: str) -> None:

@@ -53,6 +53,7 @@ _STOPPING = "stopping: no new calls, finishing those in flight"
 
 def serve(config: ServerConfig) -> int:
     """Serve until a signal; the exit code of the command."""
+    from lamina.engines.isolation import parse_users
     from lamina.gateway.observability import logs
     from lamina.server.async_stderr import async_stderr
     from lamina.server.http1 import event_loop_factory
@@ -63,7 +64,7 @@ def serve(config: ServerConfig) -> int:
         if config.listen.url:
             os.environ.setdefault("LAMINA_URL", config.listen.url)
         app_path = _app_path(config.source)
-        runtime = _open_runtime(config.engine, app_path, config.listen.memory_bytes)
+        runtime = _open_runtime(config.engine, app_path, config.listen.memory_bytes, parse_users(config.access.tenant_users))
         place = config.store.place
         store = None if place == "none" else open_store(place or default_location(app_path, runtime.app.name))
         with _otel_exporter(config.observe, runtime) as otel, asyncio.Runner(loop_factory=event_loop_factory()) as runner:
@@ -92,7 +93,7 @@ def _app_path(source: SourceOptions) -> str:
     return ModelBundle(entries, file or "").target(folder)
 
 
-def _open_runtime(config: EngineOptions, app_path: str, memory_bytes: int) -> ServingRuntime:
+def _open_runtime(config: EngineOptions, app_path: str, memory_bytes: int, tenant_users: tuple[int, int]) -> ServingRuntime:
     """Runtime with app, policy and engine."""
     from lamina import bootstrap, policies
 
@@ -108,6 +109,8 @@ def _open_runtime(config: EngineOptions, app_path: str, memory_bytes: int) -> Se
             explain=config.explain,
             memory_bytes=memory_bytes,
             state_data_bytes=parse_bytes(config.state_data_limit, "--state-data-limit"),
+            environment=config.environment,
+            tenant_users=tenant_users,
         )
     from lamina.sdk.app_loader import load_app
 
@@ -251,7 +254,7 @@ class _Server:
         folder = self._config.access.apps
         if folder is None and self._store.folder is not None:
             folder = self._store.folder / "apps"
-        return DeploymentSetup(access, folder, self._app_path)
+        return DeploymentSetup(access, folder, self._app_path, trusts_deployers=self._config.access.trust_deployers)
 
     async def _check_ports(self) -> None:
         """Check that ports are free before anything is started: most often another server of the same app has them."""
@@ -303,7 +306,21 @@ class _Server:
         devices = self._config.engine.emulated_devices
         introduce(gateway, self._config.engine.policy, f"emulated {devices}" if devices else "local")
         if admin_url:
+            self._announce_walls(gateway)
             click.echo(f"management on {admin_url}")
+
+    def _announce_walls(self, gateway: Gateway) -> None:
+        """What keeps code of tenants apart on this machine."""
+        from lamina.engines.composite import CompositeEngine
+
+        engine = gateway.driver.engine
+        if not isinstance(engine, CompositeEngine):
+            return
+        for line in engine.cpu.isolation.walls.lines():
+            click.echo(f"  wall      {line}")
+        if not engine.cpu.isolation.walls.hold:
+            trusts = self._config.access.trust_deployers
+            click.echo(f"  tenants   {'may deploy, and are trusted' if trusts else 'cannot deploy: see --trust-deployers'}")
 
 
 async def _flush(writer: EventLogWriter) -> None:

@@ -5,6 +5,7 @@ The names of fields are those of the command's parameters, so an option is added
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -42,6 +43,18 @@ class EngineOptions:
     no_probe: bool
     explain: bool
     state_data_limit: str
+    variables: tuple[str, ...]  #: of the environment, for the app's own functions
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables by name; one without a value has that of the server."""
+        found = {}
+        for text in self.variables:
+            name, sign, value = text.partition("=")
+            if not name or (not sign and name not in os.environ):
+                raise BadValue(f"--env: {text[:80]!r} is not set", hint="NAME of a variable that is set, or NAME=VALUE")
+            found[name] = value if sign else os.environ[name]
+        return found
 
     @property
     def emulated_devices(self) -> str:
@@ -126,6 +139,8 @@ class AccessOptions:
     admin_port: int | None
     admin_host: str
     apps: Path | None
+    trust_deployers: bool
+    tenant_users: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,8 @@ def command(
     from lamina.sdk.binding import bind, bind_named
 
     given, by_name = parse_inputs(body, input_file, named)
-    live = open_local(file, policy=policies.build(policy, policy_options(options)))
+    environment = dict(os.environ)  # without a server it is the caller's own code
+    live = open_local(file, policy=policies.build(policy, policy_options(options)), environment=environment)
     target = live.app.target(name)
     inputs: dict[str, Any] = bind_named(target.params, given) if by_name else bind(target.params, given)
     show_value(asyncio.run(_call_once(live, name, inputs)))

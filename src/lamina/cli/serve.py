@@ -91,6 +91,11 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line when ready, and no status line.")
 @click.option("--admin-port", type=PORT, help="Management on this port (tokens, deploy, logs); default: none.")
 @click.option("--admin-host", default="127.0.0.1", show_default=True, help="Address of management.")
+@click.option("--trust-deployers", is_flag=True, help="Take code of tenants also where nothing keeps it apart from others.")
+@click.option("--tenant-users", default="200000-265535", show_default=True, help="Users that functions of tenants run as.")
+@click.option(
+    "--env", "variables", multiple=True, metavar="NAME[=VALUE]", help="Variable for the app's own functions; repeatable."
+)
 @click.option("--apps", type=click.Path(path_type=Path), help="Where deployed apps are kept; default: beside the store.")
 @click.option(
     "--allow-host", "allow_hosts", multiple=True, metavar="NAME", help="Answer to this host name too; repeatable. *: any name."

@@ -14,7 +14,7 @@ from lamina.core.actions import Action, JobRef
 from lamina.core.events import Event
 from lamina.expr import Expr, Leaf
 from lamina.sdk.spans import InnerSpan
-from lamina.types import DeviceSpec
+from lamina.types import DeviceSpec, FunctionSpec
 from lamina.values.references import ErrorInfo, Stored
 from lamina.values.slot_refs import SlotReferences
 
@@ -94,12 +94,20 @@ class TargetSource(Struct, frozen=True):
     app: str = ""  #: "": the app the server was started with, of which nothing else was deployed
     tenant: str = ""  #: "": the operator of the server
     path: str = ""  #: "": the engine's own app
+    user: int = 0  #: its processes run as; 0: the server's
 
 
 class EngineShared:
     """What all engines of one server share: the sources of targets, why loads failed, and the server's callbacks."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        declared: Mapping[str, str] | None = None,
+        spec_of: Callable[[str], FunctionSpec | None] = lambda function: None,
+    ) -> None:
+        """`declared` is added to the environment of the operator's own functions; `spec_of` finds what a function asks for."""
+        self.spec_of = spec_of
+        self._declared = dict(declared or {})
         self.sources: dict[str, TargetSource] = {}  #: by function and workflow, of all that was deployed
         self.load_errors: dict[str, ErrorInfo] = {}
         self.origin: OriginOf | None = None  #: tenant and trace of a job, for functions that ask
@@ -136,8 +144,9 @@ class EngineShared:
         return next((source for source in self.sources.values() if source.app == app), None)
 
     def environment(self, function: str) -> dict[str, str]:
-        """Environment variables for processes of a function: the secrets of its tenant."""
-        return self._tenant_environment(self.source(function).tenant)
+        """Environment variables for processes of a function: the secrets of its tenant, and what the operator has declared."""
+        tenant = self.source(function).tenant
+        return {**({} if tenant else self._declared), **self._tenant_environment(tenant)}
 
     def trace(self, origin: OriginOf, on_spans: OnSpans | None = None) -> None:
         """Tell functions the origin of their jobs, and report their spans."""

@@ -14,9 +14,11 @@ from lamina.core.events import Heartbeat, InstanceLost
 from lamina.drivers.engine import EngineShared
 from lamina.drivers.timer import clock_us
 from lamina.engines.inflight import InFlightBatch
+from lamina.engines.isolation import ProcessIsolation
 from lamina.engines.process_engine import InstanceHandle, ProcessEngine, WorkerLimits
 from lamina.errors import Conflict, LaminaError
 from lamina.ipc.child_process import ChildProcess, ChildProcesses, ProcessSpec, exit_reason
+from lamina.ipc.confinement import Confinement
 from lamina.ipc.framing import FrameError, pack
 from lamina.state.kv_state import StateTable
 from lamina.types import DeviceSpec
@@ -54,12 +56,13 @@ class WorkerHandle(InstanceHandle):
     """One worker process, from load to exit, with its batches."""
 
     slots: WorkerSlots
+    confinement: Confinement
     end_client: Callable[[int], None] | None = None  #: to be called, in a thread, before its process is killed
     process: ChildProcess | None = None
     batches: dict[int, WorkerBatch] = field(default_factory=dict)
 
     def check_ready(self, pid: int) -> None:
-        if self.is_ready or self.process is None or pid != self.process.pid:
+        if self.is_ready or self.process is None or pid != self.process.own_pid:
             raise FrameError(f"process {pid} reports ready out of turn")
 
     def send(self, *frames: Struct) -> None:
@@ -106,7 +109,8 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
     """Engine with one worker process per instance.
 
     `state` is what functions keep between calls. `isolated` are functions that run on a GPU, in processes of their own, with the
-    environment that holds them there; `end_client` is called, in a thread, before one of these is killed."""
+    environment that holds them there; `end_client` is called, in a thread, before one of these is killed. `isolation` keeps the
+    processes of tenants apart."""
 
     def __init__(
         self,
@@ -120,8 +124,10 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         isolated: Mapping[str, Mapping[str, str]] | None = None,
         end_client: Callable[[int], None] | None = None,
         shared: EngineShared | None = None,
+        isolation: ProcessIsolation | None = None,
     ) -> None:
         limits = limits or WorkerLimits()
+        self.isolation = isolation or ProcessIsolation()
         references = SlotReferences(limits.pool_bytes, shm_base, limits.spill_bytes)
         super().__init__(app, references, limits, shared or EngineShared(), unprofiled)
         self.devices = devices if devices is not None else [cpu_device()]
@@ -141,26 +147,31 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
     def _load(self, action: Load) -> None:
         isolated = self.isolated.get(action.function)
         end_client = self._end_client if isolated is not None else None
-        worker = WorkerHandle(action, slots=self.references.add_worker(), end_client=end_client)
+        source, folder = self.shared.source(action.function), self.references.directory.path
+        confinement = self.isolation.confinement(source, self.shared.spec_of(action.function), action.instance, (folder,))
+        slots = self.references.add_worker(confinement.user)
+        worker = WorkerHandle(action, slots=slots, confinement=confinement, end_client=end_client)
         self._instances[action.instance] = worker
         setup = WorkerSetup(
-            app=self.shared.source(action.function).path or self._app,
+            app=source.path or self._app,
             function=action.function,
             device=action.device,
             mask=self._cores_of(action.function, action.mask),
-            folder=self.references.directory.path,
+            folder=folder,
             owner=worker.slots.owner,
             pool_bytes=self._limits.worker_pool_bytes,
-            spill_bytes=self._limits.worker_spill_bytes,
+            spill_bytes=0 if confinement.user else self._limits.worker_spill_bytes,
             requested_us=clock_us(),
             probe=action.function in self._unprofiled and isolated is None,
             tags_output=self.shared.collects_output,
+            confinement=confinement,
         )
         pipe = self._log_pipe(action.instance, action.function)
         spec = ProcessSpec(
             WORKER,
             from_worker_reader,
             environment={**(isolated or {}), **self.shared.environment(action.function)},
+            confinement=confinement,
             output=pipe.fd if pipe is not None else None,
             cores=self._affinity.allowed,
         )
@@ -188,8 +199,12 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         """Cores of a batch's mask. Units of a GPU are no cores: a function isolated on a GPU keeps all of them."""
         return 0 if function in self.isolated else mask
 
+    def _user(self, worker: WorkerHandle) -> int:
+        return worker.confinement.user
+
     def _on_worker_lost(self, worker: WorkerHandle) -> None:
         """Clean up after a worker; called once for each, whatever ended it."""
+        swept = self.isolation.end(worker.confinement)
         del self._instances[worker.load.instance]
         worker.cancel_load_timeout()
         followers: list[WorkerBatch] = []
@@ -199,12 +214,13 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
             followers += batch.followers
         self.references.on_worker_lost(worker.slots)
         if not worker.is_unloading:
-            self._report_loss(worker)
+            self._report_loss(worker, swept)
             self._post(InstanceLost(worker.load.instance, worker.loss_reason))
         self._send_all(followers)
 
-    def _report_loss(self, worker: WorkerHandle) -> None:
+    def _report_loss(self, worker: WorkerHandle, swept: str) -> None:
         load, ended = worker.load, exit_reason(worker.process)
+        ended = f"{ended}: {swept}" if swept else ended
         if worker.is_ready:
             log.warning("%s is lost (%s): %s", load.instance, worker.loss_reason, ended)
             return
@@ -224,6 +240,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         """Drain within `grace_s`, then kill the rest; afterwards there is no process and no file left."""
         await super().stop(grace_s)
         self.references.close()
+        self.isolation.close()
 
     # -------------------------------------------------------------------- batches
 

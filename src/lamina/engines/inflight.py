@@ -76,14 +76,16 @@ def encode_jobs(
     deadline_us: Callable[[str], int],
     origin: OriginOf | None,
     device: str = "",
+    user: int = 0,
 ) -> tuple[list[JobFrame], list[ShmRef]]:
-    """Encode the jobs of a batch; returns the frames and the slots the batch reads. Values of `device` need not leave it."""
+    """Encode the jobs of a batch; returns the frames and the slots the batch reads. Values of `device` need not leave it.
+    `user`: it runs as this one; 0: as the server's."""
     reads: list[ShmRef] = []
     frames = []
     for job in action.jobs:
         try:
             given = values.inputs(job)
-            leaves = [(leaf, references.pin(stored, reads, device)) for leaf, stored in given.leaves]
+            leaves = [(leaf, references.pin(stored, reads, device, user)) for leaf, stored in given.leaves]
         except LaminaError as error:
             frames.append(JobFrame(job.id, job.call_id, None, [], error=ErrorInfo(type(error).__name__, error.message)))
             continue

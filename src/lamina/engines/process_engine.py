@@ -177,6 +177,10 @@ class ProcessEngine(Generic[InstanceT, BatchT]):
         """Owner of the values that a batch here may read on the device; "" without any."""
         return ""
 
+    def _user(self, instance: InstanceT) -> int:
+        """User that an instance runs as; 0: the server's."""
+        return 0
+
     def _on_closed(self, batch: BatchT) -> None:
         """A batch has ended, and its slice is free."""
 
@@ -210,8 +214,8 @@ class ProcessEngine(Generic[InstanceT, BatchT]):
         instance = self._instances.get(action.instance)
         if instance is None:  # lost; the controller is about to hear of it
             return
-        owner = self._device_owner()
-        jobs, reads = encode_jobs(self._values, self.references, action, self._deadline_us, self.shared.origin, owner)
+        where = (self._device_owner(), self._user(instance))
+        jobs, reads = encode_jobs(self._values, self.references, action, self._deadline_us, self.shared.origin, *where)
         try:
             self._send_batch(instance, action, jobs, reads)
         except FrameError as error:

@@ -22,6 +22,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct
 
+from lamina.ipc.confinement import Confinement, clean_environment, process_namespace
 from lamina.ipc.framing import FrameError, FrameReader, StopProcess, pack
 from lamina.ipc.immediate_writer import ImmediateWriter
 
@@ -38,7 +39,8 @@ class ProcessSpec:
 
     module: str  #: started with `python -m`
     reader: Callable[[], FrameReader[Any]]
-    environment: Mapping[str, str] = field(default_factory=dict)  #: besides what it inherits
+    environment: Mapping[str, str] = field(default_factory=dict)  #: besides what it inherits, which is little
+    confinement: Confinement | None = None  #: walls that the child puts up around itself
     output: int | None = None  #: where it prints to; None: where we do
     cores: tuple[int, ...] = ()  #: it may use; (): those of the thread that starts it
 
@@ -69,6 +71,7 @@ class ChildProcess(asyncio.Protocol):
         try:
             self._process = _spawn(setup, theirs, spec)
             self.pid = self._process.pid
+            self.own_pid = 1 if _has_namespace(spec) else self.pid  #: as it sees itself
             self._pidfd = _process_descriptor(self._process)
         except OSError:
             ours.close()
@@ -212,15 +215,20 @@ def _spawn(setup: Struct, theirs: socket.socket, spec: ProcessSpec) -> subproces
     own = os.sched_getaffinity(0)
     os.sched_setaffinity(0, spec.cores or own)
     try:
-        return _popen(setup, theirs, spec)
+        with process_namespace() if _has_namespace(spec) else contextlib.nullcontext():
+            return _popen(setup, theirs, spec)
     finally:
         os.sched_setaffinity(0, own)
+
+
+def _has_namespace(spec: ProcessSpec) -> bool:
+    return spec.confinement is not None and spec.confinement.hides_processes
 
 
 def _popen(setup: Struct, theirs: socket.socket, spec: ProcessSpec) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-P", "-m", spec.module, msgspec.json.encode(setup)],
-        env={**os.environ, **spec.environment} if spec.environment else None,
+        env={**clean_environment(os.environ, spec.confinement), **spec.environment},
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=spec.output,

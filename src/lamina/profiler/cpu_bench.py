@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from lamina import encoding
 from lamina.core.actions import JobRef, Load, StartBatch
 from lamina.core.events import BatchFailed, BatchFinished, Event, InstanceLost, InstanceReady
+from lamina.drivers.engine import EngineShared
 from lamina.drivers.timer import clock_us
 from lamina.engines.cpu import CpuEngine
 from lamina.errors import FunctionFailed, LaminaError, LoadFailed, WorkerLost
@@ -51,7 +52,7 @@ class CpuBench:
         self._failed: dict[int, ErrorInfo] = {}
         self._peak_mib = 0
         self.pieces: dict[str, Callable[[bytes], None]] = {}  #: parts of answers are not listened to here
-        self._engine = CpuEngine(app, [self.device])
+        self._engine = CpuEngine(app, [self.device], shared=EngineShared(dict(os.environ)))  # the caller's own code
         self._came_us = 0  #: when the last event did
         self._handovers: list[tuple[int, float]] = []  #: batch, and what it took beside its time on the slice
         self._run_async(self._engine.start(self._on_event, self, lambda call_id: 0))

@@ -95,7 +95,7 @@ class OriginPolicy:
             return origin not in self._cors and not _is_same(origin, headers)
         if site not in (b"none", b"same-origin"):
             is_visit = headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") == b"document"
-            return not (is_visit and method in _SAFE)  # a link that somebody follows
+            return not (is_visit and method in _SAFE)  # a link that is followed
         referer = headers.get(b"referer")  # all that an old browser sends with a form
         if (
             referer is None

@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from lamina.values.references import MAX_SLOT, ShmRef
-from lamina.values.shm_directory import BadSlot, has_spill, slot_path, spill_path
+from lamina.values.shm_directory import BadSlot, has_spill, is_foreign, slot_path, spill_path
 
 INLINE_BYTES = 64 * 1024
 """Up to here a value travels inside the frame; also the size of the smallest slot."""
@@ -51,6 +51,15 @@ def _map(file: int, size: int, protection: int) -> mmap.mmap:
     if place(address, size, protection, mmap.MAP_SHARED | _MAP_FIXED, file, 0) != address:
         raise OSError(ctypes.get_errno(), "mmap")
     return room
+
+
+def _read(file: int, size: int, start: int) -> bytes:
+    """So many bytes of a file, or fewer if it ends before."""
+    pieces: list[bytes] = []
+    while size > 0 and (piece := os.pread(file, size, start)):
+        pieces.append(piece)
+        size, start = size - len(piece), start + len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 class RefCountedSlots(ABC):
@@ -225,7 +234,10 @@ class ShmReader:
         self._maps.clear()
 
     def view(self, ref: ShmRef) -> memoryview:
-        """Read-only, and without a copy: valid until the slot is freed."""
+        """Read-only, and without a copy: valid until the slot is freed. Of an owner that runs as another user it is a copy: a
+        mapped file that is cut short ends the process that reads it."""
+        if is_foreign(ref.owner):
+            return memoryview(self._copy(ref))
         key = (ref.owner, ref.slot)
         room = self._maps.pop(key, None)
         if room is None:
@@ -237,6 +249,21 @@ class ShmReader:
         if not 0 <= ref.start <= end <= len(room):
             raise BadSlot(f"slot {ref.slot} of {ref.owner} has {len(room)} bytes, not {end}")
         return memoryview(room).toreadonly()[ref.start : end]
+
+    def _copy(self, ref: ShmRef) -> bytes:
+        try:
+            file = os.open(
+                slot_path(self._directory, ref.owner, ref.slot), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            )
+            try:
+                data = _read(file, ref.size, ref.start) if stat.S_ISREG(os.fstat(file).st_mode) else b""
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise BadSlot(f"slot {ref.slot} of {ref.owner} cannot be read: {error}") from None
+        if len(data) != ref.size:
+            raise BadSlot(f"slot {ref.slot} of {ref.owner} has {len(data)} bytes, not {ref.size}")
+        return data
 
     def _open(self, ref: ShmRef) -> mmap.mmap:
         path = slot_path(self._directory, ref.owner, ref.slot)
@@ -263,6 +290,8 @@ class ShmReader:
         be asked, and counts as viewed.
         """
         key = (ref.owner, ref.slot)
+        if is_foreign(ref.owner):
+            return False
         return key not in self._maps or self._references(key) > self._idle_references
 
     def _references(self, key: tuple[str, int]) -> int:

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import re
+import shutil
 import stat
 from collections.abc import Collection
 
@@ -19,6 +20,8 @@ _OWNER = re.compile(r"[a-z0-9]{1,32}")
 _PREFIX = "lamina-"
 _FRESH = ".lamina-"
 _LOCK = "lock"
+FOREIGN = "u"
+"""First letter of owners that run as another user."""
 _SPILL = "spill"
 
 
@@ -32,7 +35,12 @@ def slot_path(folder: str, owner: str, slot: int) -> str:
     """File name of a slot, made here alone. Neither part can leave the directory."""
     if not _OWNER.fullmatch(owner) or not 0 <= slot < MAX_SLOT:
         raise BadSlot(f"no slot {slot!r} of {owner!r}")
-    return os.path.join(folder, f"{owner}-{slot}")
+    return os.path.join(folder, owner, f"{owner}-{slot}") if is_foreign(owner) else os.path.join(folder, f"{owner}-{slot}")
+
+
+def is_foreign(owner: str) -> bool:
+    """Whether an owner runs as another user: its slots are in a folder of its own, and may change or vanish at any time."""
+    return owner.startswith(FOREIGN)
 
 
 def spill_path(folder: str, owner: str, slot: int) -> str:
@@ -60,14 +68,34 @@ class ShmDirectory:
             os.symlink(self._spill.path, os.path.join(fresh, _SPILL))
         os.rename(fresh, self.path)  # only now can a cleaner see it, and it finds it locked
 
+    def add_foreign(self, owner: str, user: int) -> None:
+        """Make the folder of an owner that runs as another user. Such users may pass through here, and list nothing."""
+        for path in (self.path, self._spill.path if self._spill is not None else self.path):
+            os.chmod(path, 0o711)
+        folder = os.path.join(self.path, owner)
+        os.mkdir(folder, 0o700)
+        os.chown(folder, user, user)
+
+    def show(self, ref: ShmRef, user: int) -> None:
+        """Let another user read a slot. It must not be written for another one after that: the user may have kept it open."""
+        for path in (slot_path(self.path, ref.owner, ref.slot), spill_path(self.path, ref.owner, ref.slot)):
+            with contextlib.suppress(FileNotFoundError):
+                os.chown(path, -1, user, follow_symlinks=False)
+                os.chmod(path, 0o640)
+                return
+
     def unlink_all(self, owner: str, but: Collection[int] = ()) -> None:
         """Remove the slots of an owner that is gone, except those still read. What cannot be removed now, because not even
         a folder can be opened, goes with the folder."""
+        if is_foreign(owner) and not but:
+            shutil.rmtree(os.path.join(self.path, owner), ignore_errors=True)
+            return
         kept = {f"{owner}-{slot}" for slot in but}
         with contextlib.suppress(OSError):
-            for name in os.listdir(self.path):
+            folder = os.path.join(self.path, owner) if is_foreign(owner) else self.path
+            for name in os.listdir(folder):
                 if name.startswith(f"{owner}-") and name not in kept:
-                    os.unlink(os.path.join(self.path, name))
+                    os.unlink(os.path.join(folder, name))
         if self._spill is not None:
             self._spill.unlink_all(owner, but)
 
@@ -140,5 +168,8 @@ def _remove(path: str) -> None:
         names = sorted(os.listdir(path), key=lambda name: name == _LOCK)  # the lock last: until then it can be found again
         for name in names:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(path, name))
+                try:
+                    os.unlink(os.path.join(path, name))
+                except IsADirectoryError:  # of an owner that ran as another user
+                    shutil.rmtree(os.path.join(path, name), ignore_errors=True)
         os.rmdir(path)

@@ -12,7 +12,7 @@ from typing import ClassVar
 from lamina.errors import LaminaError
 from lamina.values.references import DeviceRef, ReleaseSlots, ShmRef, Stored
 from lamina.values.shm import INLINE_BYTES, RefCountedSlots, ShmPool, ShmReader
-from lamina.values.shm_directory import BadSlot, ShmDirectory, spill_base
+from lamina.values.shm_directory import FOREIGN, BadSlot, ShmDirectory, is_foreign, spill_base
 
 GATEWAY = "gateway"
 
@@ -86,10 +86,12 @@ class SlotReferences:
         self._slots: dict[str, RefCountedSlots] = {GATEWAY: self.pool}
         self._owners_made = 0
 
-    def add_worker(self) -> WorkerSlots:
-        """Add a new worker's slots, under an owner name no other has had."""
+    def add_worker(self, user: int = 0) -> WorkerSlots:
+        """Add a new worker's slots, under an owner name no other has had. `user`: it runs as this one; 0: as the server's."""
         self._owners_made += 1
-        slots = WorkerSlots(self.directory, f"w{self._owners_made}")
+        slots = WorkerSlots(self.directory, f"{FOREIGN if user else 'w'}{self._owners_made}")
+        if user:
+            self.directory.add_foreign(slots.owner, user)
         self._slots[slots.owner] = slots
         return slots
 
@@ -110,10 +112,11 @@ class SlotReferences:
         slots.on_worker_lost()
         self._close_if_done(slots)
 
-    def pin(self, stored: Stored, reads: list[ShmRef], device: str = "") -> Stored:
+    def pin(self, stored: Stored, reads: list[ShmRef], device: str = "", user: int = 0) -> Stored:
         """Pin a value for a batch that reads it; its slot, if it has one, is added to `reads`.
 
-        A value that is on another device than `device` must have been fetched before.
+        A value that is on another device than `device` must have been fetched before. `user`: the batch runs as this one, and its
+        slot is not used again: whatever came into it later could be read there too.
         """
         if isinstance(stored, DeviceRef) and stored.owner != device:
             held = self._slots.get(stored.owner)
@@ -138,6 +141,9 @@ class SlotReferences:
             self.pool.free(ref.slot)  # it is for this batch alone
             stored = ref
         reads.append(stored)
+        if user and not is_foreign(stored.owner):  # slots of its own user it may read
+            self.directory.show(stored, user)
+            self.retire(stored)
         return stored
 
     def unpin(self, reads: list[ShmRef]) -> None:
@@ -181,4 +187,5 @@ class SlotReferences:
     def _close_if_done(self, slots: RefCountedSlots) -> None:
         if isinstance(slots, WorkerSlots) and slots.is_orphaned and not slots.held and slots.owner in self._slots:
             del self._slots[slots.owner]
+            self.directory.unlink_all(slots.owner)
             self.reader.drop_owner(slots.owner)

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import subprocess
 import sys
 
 import msgspec
@@ -18,6 +19,7 @@ from msgspec import Struct
 
 from lamina.core.workflow.flow import Flow
 from lamina.errors import LaminaError, LoadFailed
+from lamina.ipc.confinement import Confinement, clean_environment, enter, process_namespace
 from lamina.sdk.binding import Param
 from lamina.sdk.tensors import Signature
 from lamina.sdk.triggers import Trigger
@@ -50,13 +52,14 @@ class AppManifest(Struct, frozen=True):
     triggers: tuple[Trigger, ...] = ()
 
 
-async def describe_app(app: str) -> AppManifest:
-    """Manifest of the app at `app`; importing it may take a minute, and what it writes is read with care."""
+async def describe_app(app: str, confinement: Confinement | None = None) -> AppManifest:
+    """Manifest of the app at `app`; importing it may take a minute, and what it writes is read with care. It is imported behind
+    the walls that its functions will have."""
     out = os.memfd_create("lamina-manifest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(out, MAX_BYTES)  # no page of it is there before it is written
         fcntl.fcntl(out, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
-        await _import_app(app, out)
+        await _import_app(app, out, confinement or Confinement())
         manifest = await asyncio.to_thread(_read_manifest, out)
     finally:
         os.close(out)
@@ -65,25 +68,28 @@ async def describe_app(app: str) -> AppManifest:
     return manifest
 
 
-async def _import_app(app: str, out: int) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "lamina.worker.app_manifest", app, str(out)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-        start_new_session=True,
-        pass_fds=(out,),
-    )
+async def _import_app(app: str, out: int, confinement: Confinement) -> None:
+    walls = msgspec.json.encode(confinement).decode()
+    with process_namespace() if confinement.hides_processes else contextlib.nullcontext():
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "lamina.worker.app_manifest", app, str(out), walls],
+            env=clean_environment(os.environ, confinement),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=(out,),
+        )
     try:
-        await asyncio.wait_for(process.wait(), IMPORT_LIMIT_S)
-    except TimeoutError:
+        await asyncio.to_thread(process.wait, IMPORT_LIMIT_S)
+    except subprocess.TimeoutExpired:
         raise LoadFailed(
             f"importing the app took longer than {IMPORT_LIMIT_S:g} s", hint="load models in load(), not at import"
         ) from None
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        await asyncio.to_thread(process.wait)
 
 
 def _read_manifest(out: int) -> AppManifest:
@@ -116,6 +122,7 @@ def build_manifest(app: str) -> AppManifest:
 
 def main() -> None:
     app, out = sys.argv[1], int(sys.argv[2])
+    enter(msgspec.json.decode(sys.argv[3], type=Confinement))  # before any code but ours is loaded
     body = msgspec.json.encode(build_manifest(app))
     os.pwrite(out, body[: MAX_BYTES - _HEAD], _HEAD)
     os.pwrite(out, len(body).to_bytes(_HEAD, "big"), 0)

@@ -28,6 +28,7 @@ from msgspec import Struct
 
 from lamina import encoding
 from lamina.errors import LaminaError, UnknownTarget
+from lamina.ipc.confinement import Confinement, enter
 from lamina.ipc.framing import FrameChannel, StopProcess
 from lamina.sdk.app_state import RefusedTransaction, StateCell, StateKey, Transaction
 from lamina.sdk.context import BatchContext, active_context
@@ -81,6 +82,7 @@ class WorkerSetup(Struct, frozen=True, forbid_unknown_fields=True):
     spill_bytes: int = 0  #: on disk, for results that find no room in memory
     probe: bool = False  #: it has no profile: time it before it takes calls
     tags_output: bool = False  #: what it prints is collected, tagged with its calls
+    confinement: Confinement = Confinement()
 
 
 class BatchChannel:
@@ -254,7 +256,8 @@ def load(setup: WorkerSetup) -> tuple[Function[..., Any], Runner]:
 
 def main(argument: str) -> int:
     setup = msgspec.json.decode(argument, type=WorkerSetup)
-    die_with_parent()
+    enter(setup.confinement)  # before any code but ours is loaded
+    die_with_parent()  # which a change of user would undo
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which then tells us
     os.set_inheritable(setup.fd, False)
     channel = FrameChannel(socket.socket(fileno=setup.fd), to_worker_reader())

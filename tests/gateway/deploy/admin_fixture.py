@@ -80,6 +80,7 @@ async def managed(
     grace_s: float = 5.0,
     on_event: EventObserver | None = None,
     admin_host: str = "127.0.0.1",
+    trusts_deployers: bool = True,
     **options: Any,
 ) -> AsyncIterator[Managed]:
     """Uploads and the store are kept in `folder`, so that a second server there finds what the first one left; with `runs`
@@ -87,7 +88,7 @@ async def managed(
     store = open_store(str(folder / "store.db"))
     access = await open_access(store)
     live = open_local(str(app), policy=policies.build(policy), gpu=gpu)
-    prepared = DeploymentSetup(access, folder / "apps", str(app))
+    prepared = DeploymentSetup(access, folder / "apps", str(app), trusts_deployers=trusts_deployers)
     listen = ListenConfig(**options)
     gateway = await open_gateway(
         live,

@@ -94,7 +94,7 @@ class ActiveApps:
         gone = _retired_specs(before, specs, self._loop.controller.state.functions) if before is not None else []
         shared = self._loop.engine.shared
         sources_before = shared.sources
-        source = TargetSource(served.app, served.tenant, served.path)
+        source = TargetSource(served.app, served.tenant, served.path, served.user)
         shared.set_sources({**sources_before, **dict.fromkeys(served.names, source)})
         try:
             self._loop.post(Deployed((*specs, *gone), served.manifest.flows))

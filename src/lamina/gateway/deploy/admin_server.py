@@ -12,10 +12,12 @@ from typing import Any
 from lamina.access.access_control import AccessControl
 from lamina.access.admin_service import AdminService
 from lamina.drivers.realtime import RealtimeDriver
+from lamina.engines.composite import CompositeEngine
 from lamina.gateway.auth import Authenticator, check_host
 from lamina.gateway.bootstrap import Gateway
 from lamina.gateway.deploy.admin_routes import AdminRoutes
 from lamina.gateway.deploy.deployments import Deployments
+from lamina.gateway.deploy.tenant_isolation import TenantIsolation
 from lamina.gateway.observability.function_logs import FunctionLogs
 from lamina.gateway.routes.problems import parse_error_body
 from lamina.gateway.routes.request_options import OWN_HEADERS
@@ -71,10 +73,14 @@ class DeploymentSetup:
     """Hook for `open_gateway`: apps deployed before a restart are served from the first call on.
 
     `file` is the app the server is started with, `folder` where uploads are kept; without one they go with the server.
+    `trusts_deployers`: code of tenants is taken also where nothing keeps it apart.
     """
 
-    def __init__(self, access: AccessControl, folder: Path | None = None, file: str = "") -> None:
+    def __init__(
+        self, access: AccessControl, folder: Path | None = None, file: str = "", *, trusts_deployers: bool = False
+    ) -> None:
         self.access = access
+        self._trusts_deployers = trusts_deployers
         self.temporary_folder = None if folder is not None else Path(tempfile.mkdtemp(prefix="lamina-apps-"))
         self._folder = folder or self.temporary_folder or Path()
         self._file = file
@@ -83,7 +89,9 @@ class DeploymentSetup:
     def attach(self, app: App, loop: RealtimeDriver, targets: TargetRegistry) -> Deployments:
         """Deployments of this server. A standby has none to show before it leads."""
         if self.deployments is None:
-            self.deployments = Deployments(app, loop, targets, self.access, self._folder, self._file)
+            processes = loop.engine.cpu.isolation if isinstance(loop.engine, CompositeEngine) else None
+            isolation = TenantIsolation(self.access, processes, trusts_deployers=self._trusts_deployers)
+            self.deployments = Deployments(app, loop, targets, self.access, self._folder, self._file, isolation)
         return self.deployments
 
     async def __call__(self, app: App, loop: RealtimeDriver, targets: TargetRegistry) -> Callable[[Triggers], None]:

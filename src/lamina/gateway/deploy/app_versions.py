@@ -38,6 +38,7 @@ class AppVersion(Struct, kw_only=True):
     tenant: str
     path: str
     manifest: AppManifest
+    user: int = 0  #: its functions run as; 0: the server's
 
     @property
     def is_empty(self) -> bool:

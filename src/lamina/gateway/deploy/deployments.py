@@ -21,12 +21,13 @@ from lamina.access.access_control import AccessControl
 from lamina.access.authorization import Grant
 from lamina.access.records import Identity
 from lamina.drivers.realtime import RealtimeDriver
-from lamina.errors import BadValue, Conflict, Forbidden, LaminaError, NotFound
+from lamina.errors import BadValue, Conflict, Forbidden, LaminaError, LoadFailed, NotFound
 from lamina.gateway.deploy import app_package, app_versions, overrides
 from lamina.gateway.deploy.active_apps import ActiveApps, RolloutFailure
 from lamina.gateway.deploy.app_versions import AppVersion, VersionRecord
 from lamina.gateway.deploy.overrides import FunctionOverrides
 from lamina.gateway.deploy.rollout import Rollout
+from lamina.gateway.deploy.tenant_isolation import TenantIsolation, give_folder
 from lamina.gateway.routes.targets import TargetRegistry
 from lamina.sdk.app import NAME_PATTERN, App
 from lamina.state.kv_state import adopt_scopes, owned_scope
@@ -46,7 +47,14 @@ class Deployments:
     """Deploys, rolls back and overrides apps, one at a time."""
 
     def __init__(
-        self, app: App, loop: RealtimeDriver, targets: TargetRegistry, access: AccessControl, folder: Path, file: str = ""
+        self,
+        app: App,
+        loop: RealtimeDriver,
+        targets: TargetRegistry,
+        access: AccessControl,
+        folder: Path,
+        file: str = "",
+        isolation: TenantIsolation | None = None,
     ) -> None:
         deployed = app.deployed()
         about = [TargetDescription(target.name, target.params, target.doc, target.signature) for target in targets.all]
@@ -55,12 +63,14 @@ class Deployments:
         self._load_errors = loop.engine.load_errors
         self._access = access
         self._folder = folder
+        self._isolation = isolation or TenantIsolation(access, None, trusts_deployers=True)
         self._lock = asyncio.Lock()
         self._watchers: set[asyncio.Task[None]] = set()
 
     async def restore(self) -> None:
         """After a restart: serve what was deployed. What cannot be served is left out, and logged."""
         stage = self.active
+        await self._isolation.try_walls()
         stage.overrides = await self._access.read(overrides.load_all)
         for app, number in (await self._access.read(app_versions.current)).items():
             if number:
@@ -100,6 +110,7 @@ class Deployments:
             past = await self._access.read(lambda db: app_versions.history(db, app))
             number = past[0].number + 1 if past else 1
             tenant = before.tenant if before is not None else past[0].tenant if past else grant.tenant
+            self._isolation.check_tenant(tenant)
             grant.check_owner(tenant, Forbidden(f"the name {app!r} is taken", hint="deploy under another name"))
             served = await self._unpack(app, number, tenant, body, entry)
             version = VersionRecord(
@@ -194,10 +205,20 @@ class Deployments:
         return await self._describe(app, number, version.tenant, folder / version.entry)
 
     async def _describe(self, app: str, number: int, tenant: str, path: Path) -> AppVersion:
-        manifest = await describe_app(str(path))
+        self._isolation.check_tenant(tenant)
+        user = await self._isolation.user_of(tenant)
+        await asyncio.to_thread(give_folder, path.parent, user)
+        walls = self._isolation.confinement(user, path)
+        try:
+            manifest = await describe_app(str(path), walls)
+        except LoadFailed as error:
+            raise LoadFailed(error.message.replace(f"{path.parent}/", ""), hint=error.hint) from None  # as it is in the package
+        finally:
+            self._isolation.end(walls)
         others = [served for served in self.active.apps.values() if served.app != app]
         app_versions.check_manifest(manifest, app, tenant, others)
-        return AppVersion(app=app, number=number, tenant=tenant, path=str(path), manifest=manifest)
+        self._isolation.check_functions(tenant, manifest.functions)
+        return AppVersion(app=app, number=number, tenant=tenant, path=str(path), manifest=manifest, user=user)
 
     def _check(self, served: AppVersion) -> None:
         self.active.check(served, self._access.tenants.get(served.tenant))

@@ -35,8 +35,15 @@ def status(loop: RealtimeDriver, recent: RollingStats, targets: Iterable[CallTar
             for target in targets
         ],
         "memory": memory,
+        "walls": _walls(loop),
         "window_s": round(span_s, 1),
     }
+
+
+def _walls(loop: RealtimeDriver) -> dict[str, str] | None:
+    """Walls between tenants on this machine: "" if one holds, else why it does not; None without processes."""
+    engine = loop.engine
+    return msgspec.structs.asdict(engine.cpu.isolation.walls) if isinstance(engine, CompositeEngine) else None
 
 
 def _device(state: ControllerState, loop: RealtimeDriver, device: Device, now_us: int) -> dict[str, Any]:

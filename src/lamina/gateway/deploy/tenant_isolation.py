@@ -1,0 +1,80 @@
+"""Isolation of tenants' deployments: which are taken, and which user of the machine they run as.
+
+Code of a tenant is a stranger's. It is taken where the machine keeps it from the others (`engines/isolation.py`), or where the
+operator trusts all deployers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from lamina.access.access_control import AccessControl
+from lamina.drivers.engine import TargetSource
+from lamina.engines.isolation import ProcessIsolation, Walls
+from lamina.errors import Forbidden
+from lamina.ipc.confinement import Confinement
+from lamina.types import FunctionSpec
+
+_TRUST = "the operator may trust all deployers: lamina serve --trust-deployers"
+
+
+class TenantIsolation:
+    """Rules for deployments of tenants. `processes` is None for an engine without any."""
+
+    def __init__(self, access: AccessControl, processes: ProcessIsolation | None, *, trusts_deployers: bool = False) -> None:
+        self._access = access
+        self._processes = processes
+        self._trusts = trusts_deployers
+
+    @property
+    def walls(self) -> Walls:
+        return self._processes.walls if self._processes is not None else Walls()
+
+    async def try_walls(self) -> None:
+        """Find out which walls this machine gives."""
+        if self._processes is not None:
+            await self._processes.try_walls()
+
+    def check_tenant(self, tenant: str) -> None:
+        """Refuse code of tenants where nothing keeps it apart."""
+        if tenant and not self._trusts and not self.walls.hold:
+            walls = self.walls
+            why = next((f"{name}: {said}" for name in ("users", "processes", "files") if (said := getattr(walls, name))), "")
+            raise Forbidden(f"tenants cannot deploy here: nothing would keep their code apart ({why})", hint=_TRUST)
+
+    def check_functions(self, tenant: str, specs: Iterable[FunctionSpec]) -> None:
+        """Refuse functions of tenants that would share a process: all of a GPU's are in one."""
+        on_gpu = [spec.name for spec in specs if spec.gpu != "no"]
+        if tenant and on_gpu and not self._trusts:
+            raise Forbidden(f"tenants cannot deploy functions on a GPU here: {on_gpu[0]!r} would share its process", hint=_TRUST)
+
+    def confinement(self, user: int, path: Path) -> Confinement:
+        """Walls to import an app behind: those its functions will have, and a limit on what it starts."""
+        if self._processes is None:
+            return Confinement()
+        return self._processes.confinement(TargetSource(path=str(path), user=user), None, f"import-{os.urandom(4).hex()}", ())
+
+    def end(self, confinement: Confinement) -> None:
+        """Sweep up after an import."""
+        if self._processes is not None:
+            self._processes.end(confinement)
+
+    async def user_of(self, tenant: str) -> int:
+        """User that functions of a tenant run as; 0: the server's."""
+        if not tenant or self._processes is None or not self.walls.hold:
+            return 0
+        return await self._access.user_of(tenant, self._processes.users)
+
+
+def give_folder(folder: Path, user: int) -> None:
+    """Give an unpacked version to the user it runs as, and to no other."""
+    os.chmod(folder.parent, 0o700)
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files, "."):
+            path = os.path.join(place, name) if name != "." else place
+            if user:
+                os.chown(path, user, user, follow_symlinks=False)
+            if not os.path.islink(path):
+                os.chmod(path, 0o700 if os.path.isdir(path) else 0o600)
