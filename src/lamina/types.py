@@ -7,7 +7,7 @@ call and hold plain values only: they cannot be part of a cycle, so the collecto
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -91,6 +91,12 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
         return self.link_latency_us + int(kib / 1024 / self.link_mib_per_s * 1e6)
 
 
+Objective = Literal["", "deadline", "latency", "cost", "throughput"]
+OBJECTIVES: Final = ("deadline", "latency", "cost", "throughput")
+"""What a policy aims at: in time at the least cost; the least mean response; the least cost, as late as the goal allows; the most
+work done. "": `deadline` with a latency goal, `latency` without."""
+
+
 class FunctionSpec(Struct, frozen=True, kw_only=True):
     """A named unit of work, as the controller sees it."""
 
@@ -106,6 +112,7 @@ class FunctionSpec(Struct, frozen=True, kw_only=True):
     quota: QuotaSpec = QuotaSpec()
     scale: ScaleSpec = ScaleSpec()
     slo: Slo = Slo()
+    objective: Objective = ""
     idempotent: bool = True  #: may be run again if its worker dies
     max_queue: int = 10_000
     version: str = ""  #: of its code: instances of another one are replaced
@@ -151,6 +158,7 @@ class Call(Struct, frozen=True, gc=False):
     cost_limit: float = 0.0  #: 0: none
     size_bytes: int = 0
     durable: bool = False  #: what moves it on is written down first, so that it survives a restart
+    objective: Objective = ""  #: "": that of its function
 
 
 class Tenant(Struct, frozen=True, kw_only=True):
@@ -176,9 +184,10 @@ def call_for(
     priority: int = 0,
     cost_limit: float = 0.0,
     size_bytes: int = 0,
+    objective: Objective = "",
 ) -> Call:
     """A call under `slo`; a caller's own `deadline_us` (absolute) takes its place."""
     timeout_us = arrived_us + slo.timeout_us
     goal_us = deadline_us or (arrived_us + slo.latency_us if slo.latency_us else timeout_us)
     expires_us = goal_us if slo.on_miss == "shed" else max(goal_us, timeout_us)
-    return Call(id, target, arrived_us, goal_us, expires_us, tenant, priority, cost_limit, size_bytes)
+    return Call(id, target, arrived_us, goal_us, expires_us, tenant, priority, cost_limit, size_bytes, objective=objective)

@@ -5,8 +5,9 @@ able to be?". Each function that is resident on the device and has an SLO tolera
 
     tolerance = SLO - its own time on the units it needs - margin
 
-A batch that holds its units for longer than that may not take the units such a function would need: for each of them a block of
-the size it runs on must be free, or become free within its tolerance, beside this batch and the blocks kept for the others. How
+A batch that holds its units for longer than that, and for longer than a few of the other's own batches take, may not take the
+units such a function would need: for each of them a block of the size it runs on must be free, or become free within its
+tolerance, beside this batch and the blocks kept for the others. How
 many blocks are kept for one follows its demand: as many as its calls keep busy, rejected ones included, and at least one. A
 function whose jobs have most of their time left takes what others do not need; after that it insists on an equal share of the
 device, so that under overload no function is kept out by what others ask for. A function counts while it has been called lately
@@ -53,6 +54,9 @@ AMPLE = 10
 PATIENCE = 0.5
 """Part of its time that a job may wait before its function insists on an equal share of the device."""
 
+PEER = 3
+"""Times what the batches of a function take: batches that are no longer do not block it, they take turns by deadline."""
+
 SAFETY = 0.1
 """Part of an SLO that is left out of the tolerance: hand-over, and predictions that are a little off."""
 
@@ -65,6 +69,7 @@ class Claim(NamedTuple):
     units: int
     blocks: int
     home: int = 0
+    own_us: int = 0  #: what its own batches take
 
 
 class Holding(NamedTuple):
@@ -87,7 +92,7 @@ class BlockingRule:
         if not claims or claims[0].tolerance_us >= time_us:
             return 0
         name = function.spec.name
-        urgent = [claim for claim in claims if claim.tolerance_us < time_us and claim.function != name]
+        urgent = [claim for claim in claims if claim.tolerance_us < time_us > PEER * claim.own_us and claim.function != name]
         if not urgent:
             return 0
         if not _has_time(view, function, time_us):
@@ -277,4 +282,4 @@ def _claim(view: View, function: FunctionState, device: Device, slo_us: int, hom
             batch_us = view.latency_us(spec.name, device, batch, units, cores) or alone_us
     blocks = max(1, math.ceil(HEADROOM * batch_us / (batch * gap_us))) if gap_us < NEVER_US else 1
     tolerance_us = int(slo_us * (1 - SAFETY)) - batch_us
-    return Claim(max(0, tolerance_us), spec.name, units, min(blocks, max(1, where.units // units)), home)
+    return Claim(max(0, tolerance_us), spec.name, units, min(blocks, max(1, where.units // units)), home, batch_us)

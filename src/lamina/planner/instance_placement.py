@@ -47,7 +47,7 @@ def has_block(view: View, instance: Instance) -> bool:
 def evictions(view: View, function: FunctionState, worth: Callable[[Instance], tuple[float, ...]]) -> Iterator[UnloadInstance]:
     """Idle instances to unload, the least worth keeping first, on a device where that makes room for the function."""
     for device in view.devices.values():
-        idle = [view.instances[one] for one in device.instances if _is_evictable(view, view.instances[one])]
+        idle = [view.instances[one] for one in device.instances if is_evictable(view, view.instances[one])]
         leaving: dict[str, int] = {}
         for instance in sorted(idle, key=worth):
             leaving[instance.id] = instance.memory_mib
@@ -57,7 +57,7 @@ def evictions(view: View, function: FunctionState, worth: Callable[[Instance], t
                 return
 
 
-def _is_evictable(view: View, instance: Instance) -> bool:
+def is_evictable(view: View, instance: Instance) -> bool:
     function = view.functions[instance.function]
     return is_idle(instance) and not len(function.queue) and len(function.instances) > function.spec.scale.min
 

@@ -16,12 +16,12 @@ from lamina.sdk.app_state import InMemoryState, KeyValueState, Transaction
 from lamina.sdk.context import context
 from lamina.sdk.cron import parse_cron
 from lamina.sdk.function import Function
-from lamina.sdk.resources import CPU, GPU, SLO, Quota, Scale, checked_bool, checked_int
+from lamina.sdk.resources import CPU, GPU, SLO, Quota, Scale, checked_bool, checked_int, checked_objective
 from lamina.sdk.torch_model import TorchModel
 from lamina.sdk.triggers import Trigger, bind_trigger, checked_overlap
 from lamina.sdk.user_errors import user_place
 from lamina.sdk.workflow import Workflow
-from lamina.types import FunctionSpec
+from lamina.types import FunctionSpec, Objective
 from lamina.units import parse_us
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class FunctionOptions(TypedDict, total=False):
     lend: bool
     idempotent: bool
     max_queue: int
+    objective: Objective
 
 
 class FunctionDecorator(Protocol):
@@ -113,12 +114,14 @@ class App:
         lend: bool = True,
         idempotent: bool = True,
         max_queue: int = 10_000,
+        objective: Objective = "",
     ) -> FunctionDecorator | BatchedDecorator:
         """Make a function of a callable, or of a class with `__call__` and, optionally, `load` and `close`.
 
         With `batch` above 1, every parameter is a list with one entry per request, and so is the result.
         `home` keeps a slice for it alone; with `lend`, others may use it while it is idle.
         `idempotent=False` says that a request must not be run again, whatever happens to its worker.
+        `objective` is what the policy aims at: "deadline", "latency", "cost" or "throughput".
         """
         if bare:
             raise BadValue(f"{user_place()}: @app.function without parentheses", hint="write @app.function()")
@@ -141,6 +144,7 @@ class App:
             slo=_slo(slo).spec(),
             idempotent=checked_bool(idempotent, "idempotent"),
             max_queue=checked_int(max_queue, "max_queue", 1),
+            objective=checked_objective(objective),
         )
 
         def decorate(target: Any) -> Any:

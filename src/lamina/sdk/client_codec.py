@@ -17,6 +17,7 @@ from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
 from lamina import encoding, errors
 from lamina.errors import BadValue, FunctionFailed, LaminaError, Refused
+from lamina.sdk.resources import checked_objective
 from lamina.units import parse_us
 
 VALUE = "application/vnd.lamina.value"
@@ -62,6 +63,7 @@ class CallKeywords(TypedDict, total=False):
     deadline: str | None
     priority: int
     cost_limit: float
+    objective: str
     kind: str
 
 
@@ -72,6 +74,7 @@ class CallOptions:
     deadline: str | None = None  #: such as "50ms", from now to the answer; None: the target's own SLO
     priority: int = 0  #: from -10 to 10
     cost_limit: float = 0.0  #: what it may cost; 0: no limit
+    objective: str = ""  #: "deadline", "latency", "cost" or "throughput"; "": that of the function
     kind: str = ""  #: "functions" or "workflows"; "": either is tried
 
 
@@ -277,6 +280,8 @@ def call_request(server: ServerAddress, kind: str, name: str, inputs: Inputs, op
         headers["lamina-priority"] = str(_checked_number(options.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY))
     if options.cost_limit:
         headers["lamina-cost-limit"] = repr(float(_checked_number(options.cost_limit, "cost_limit", 0, math.inf)))
+    if options.objective:
+        headers["lamina-objective"] = checked_objective(options.objective)
     return ClientRequest("POST", f"{server.base}/v1/{kind}/{quote(name, safe='')}", headers, encoding.encode(dict(inputs or {})))
 
 

@@ -29,6 +29,18 @@ def checked_int(value: Any, field: str, least: int) -> int:
     return value
 
 
+def checked_objective(value: Any, field: str = "objective") -> types.Objective:
+    for known in types.OBJECTIVES:
+        if value == known:
+            return known
+    if value == "":
+        return ""
+    shown = repr(value)[:40]
+    raise BadValue(
+        f"{field}: {shown} is no objective", hint=f"one of {', '.join(types.OBJECTIVES)}; leave it out for the default"
+    )
+
+
 def checked_bool(value: Any, field: str) -> bool:
     if not isinstance(value, bool):
         raise BadValue(f"{field}: {value!r} is neither True nor False", hint=f"write {field}=True or {field}=False")

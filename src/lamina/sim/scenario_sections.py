@@ -45,7 +45,7 @@ from lamina.predict.profile import read as read_profile
 from lamina.sim import workload
 from lamina.sim.toml_fields import Field, read_present, required
 from lamina.sim.workload import RateSegment, Workload
-from lamina.types import NEVER_US, DeviceSpec, FunctionSpec, QuotaSpec, ScaleSpec, Slo, Tenant
+from lamina.types import NEVER_US, OBJECTIVES, DeviceSpec, FunctionSpec, QuotaSpec, ScaleSpec, Slo, Tenant
 
 # --------------------------------------------------------------------------- [[device]]: a preset kind, or its units and memory
 
@@ -111,7 +111,7 @@ def _device(row: Field, fields: dict[str, Field], kind: str) -> DeviceSpec:
 
 _FUNCTION_KEYS = (
     "name", "max_batch", "cores", "share", "gpu", "memory", "home", "lend", "slo", "scale", "quota",
-    "input", "idempotent", "max_queue", "load", "profile",
+    "input", "idempotent", "max_queue", "objective", "load", "profile",
 )  # fmt: skip
 
 
@@ -153,6 +153,7 @@ def _function(row: Field, fields: dict[str, Field]) -> FunctionSpec:
         input=("input_kib", Field.kib),
         idempotent=("idempotent", Field.boolean),
         max_queue=("max_queue", lambda field: field.integer(1)),
+        objective=("objective", lambda field: field.one_of(*OBJECTIVES)),
     )
     if "share" in fields:
         values.setdefault("gpu", "must")
@@ -330,7 +331,7 @@ def _memory_use(row: Field) -> MemoryUse:
 
 # --------------------------------------------------------- [[load]]: target, arrival process, tenant and priority of a workload
 
-_LOAD_KEYS = ("target", "shape", "start", "duration", "slo", "tenant", "priority")
+_LOAD_KEYS = ("target", "shape", "start", "duration", "slo", "tenant", "priority", "objective")
 SHAPES: dict[str, tuple[str, ...]] = {
     "poisson": ("rate",),
     "gamma": ("rate", "cv"),
@@ -359,6 +360,7 @@ def read_load(row: Field, targets: set[str], folder: Path) -> Workload:
         slo=("slo", read_slo),
         tenant=("tenant", Field.text),
         priority=("priority", lambda field: field.integer(-1000)),
+        objective=("objective", lambda field: field.one_of(*OBJECTIVES)),
         speedup=("speedup", lambda field: field.number(above=True)),
         loop=("loop", Field.boolean),
     )

@@ -22,7 +22,7 @@ from msgspec import Struct
 from lamina.core.actions import Reject
 from lamina.drivers.driver import Ending
 from lamina.errors import BadValue, read_user_file, unreadable_file
-from lamina.types import NEVER_US, Call, Slo, call_for
+from lamina.types import NEVER_US, Call, Objective, Slo, call_for
 
 
 class RateSegment(Struct, frozen=True):
@@ -50,6 +50,7 @@ class Workload(Struct, frozen=True, kw_only=True):
     slo: Slo | None = None  #: in place of the target's own
     tenant: str = ""
     priority: int = 0
+    objective: Objective = ""
 
     @property
     def is_endless(self) -> bool:
@@ -214,7 +215,7 @@ def merge_calls(loads: Iterable[tuple[Workload, Slo, random.Random]], until_us: 
     for place, (load, slo, rng) in enumerate(loads):
         times = load.arrivals(rng)
         bare = call_for("", load.target, 0, load.slo or slo)
-        streams.append((times, load.target, bare.deadline_us, bare.expires_us, load.tenant, load.priority))
+        streams.append((times, load.target, bare.deadline_us, bare.expires_us, load.tenant, load.priority, load.objective))
         first = next(times, None)
         if first is not None:
             heads.append((first, place))
@@ -224,9 +225,10 @@ def merge_calls(loads: Iterable[tuple[Workload, Slo, random.Random]], until_us: 
         at_us, place = heads[0]
         if at_us >= until_us:
             return
-        times, target, goal_us, patience_us, tenant, priority = streams[place]
+        times, target, goal_us, patience_us, tenant, priority, objective = streams[place]
         number += 1
-        yield Call(f"c{number}", target, at_us, at_us + goal_us, at_us + patience_us, tenant, priority)
+        due_us, expires_us = at_us + goal_us, at_us + patience_us
+        yield Call(f"c{number}", target, at_us, due_us, expires_us, tenant, priority, objective=objective)
         following = next(times, None)
         if following is None:
             _heappop(heads)
@@ -271,6 +273,8 @@ class ClosedLoopClients:
             return None
         self._sent += 1
         id = f"r{self._sent}"
-        call = call_for(id, load.target, at_us, load.slo or slo, tenant=load.tenant, priority=load.priority)
+        call = call_for(
+            id, load.target, at_us, load.slo or slo, tenant=load.tenant, priority=load.priority, objective=load.objective
+        )
         self._open[call.id] = place
         return call

@@ -45,7 +45,16 @@ def test_it_ends_with_its_time():
     assert not found.cached
 
 
-def test_it_ends_when_there_is_room_again():
+def test_when_something_ends_it_holds_for_half_of_the_time_that_the_call_was_late():
     driver, found = cache()
     driver.capacity_generation = 2
-    assert found.find("f", "", 1_500) is None
+    assert found.find("f", "", 1_000 + MAX_AGE_US // 2 - 1) is not None
+    assert found.find("f", "", 1_000 + MAX_AGE_US // 2) is None
+
+
+def test_a_call_that_was_hardly_late_is_asked_about_again_as_soon_as_something_ends():
+    driver, found = cache()
+    found.store("f", "", 1_000, Reject("first", "deadline", retry_after_us=1_000, offer_us=5_000))
+    assert found.find("f", "", 1_001) is not None
+    driver.capacity_generation = 2
+    assert found.find("f", "", 1_001) is None

@@ -158,7 +158,7 @@ def test_bad_wishes_are_named(port: int, header: str, value: str) -> None:
         ("Lamina-Dedline-Ms", "did you mean 'lamina-deadline-ms'?"),
         ("LAMINA-PRIO", "did you mean 'lamina-priority'?"),
         ("lamina-cost", "it is one of answers; did you mean 'lamina-cost-limit'?"),
-        ("Lamina-Tenant", "there are lamina-deadline-ms, lamina-priority, lamina-cost-limit"),
+        ("Lamina-Tenant", "there are lamina-deadline-ms, lamina-priority, lamina-cost-limit, lamina-objective"),
     ],
 )
 def test_a_header_that_would_be_ours_and_is_not_is_named_with_the_one_meant(port: int, header: str, meant: str) -> None:

@@ -38,7 +38,15 @@ from lamina.values.shm import ShmPool, ShmReader
 INLINE_BYTES = 8 * 1024
 """Up to here a value travels in a frame. Less than between controller and workers: each frame is one more copy."""
 
-CALL_HEADERS = (b"authorization", b"accept", b"traceparent", b"lamina-deadline-ms", b"lamina-priority", b"lamina-cost-limit")
+CALL_HEADERS = (
+    b"authorization",
+    b"accept",
+    b"traceparent",
+    b"lamina-deadline-ms",
+    b"lamina-priority",
+    b"lamina-cost-limit",
+    b"lamina-objective",
+)
 """Headers of a call that matter once its body has been decoded."""
 
 OnReply = Callable[[ReplyMessage], bool]

@@ -102,7 +102,8 @@ class CallHandler:
             if has_options and prefers_async(request):
                 self._accept_run(target, request, exchange, caller)
                 return
-            deadline_us, priority, cost_limit = request_options(request, arrived_us) if has_options else NO_OPTIONS
+            options = request_options(request, arrived_us) if has_options else NO_OPTIONS
+            deadline_us, priority, cost_limit, objective = options
             inputs = decode_inputs(request, target.params) if decoded is None else decoded.claim()
         except LaminaError as error:
             problem = error_problem(error, call_id)
@@ -126,6 +127,7 @@ class CallHandler:
             tenant=caller.tenant,
             priority=priority,
             cost_limit=cost_limit,
+            objective=objective,
             size_bytes=len(request.body) if decoded is None else decoded.size,
         )
         pending = PendingCall(self, call_id, target.name, exchange, caller, arrived_us, accept, has_options)

@@ -14,6 +14,7 @@ _CALL_HEADERS = (
     ("Lamina-Deadline-Ms", "number", "Answer within this time, or refuse at once"),
     ("Lamina-Priority", "integer", "From -10 to 10; higher is served first by policies that know priorities"),
     ("Lamina-Cost-Limit", "number", "Refuse if it would cost more"),
+    ("Lamina-Objective", "string", "deadline, latency, cost or throughput"),
 )
 _RUN_HEADERS = (
     ("Prefer", "string", "respond-async: answer 202 when the run is on disk, and keep it"),

@@ -1,13 +1,15 @@
-"""Request options: deadline, priority and cost limit of a call, from headers; and all headers of our own."""
+"""Request options: deadline, priority, cost limit and objective of a call, from headers; and all headers of our own."""
 
 from __future__ import annotations
 
 from lamina.errors import BadValue
+from lamina.sdk.resources import checked_objective
 from lamina.server.exchange import HttpRequest
 from lamina.server.request_parser import MAX_NAME_BYTES, OwnHeaders
+from lamina.types import Objective
 
 OWN_PREFIX = b"lamina-"
-OPTION_NAMES = ("lamina-deadline-ms", "lamina-priority", "lamina-cost-limit")
+OPTION_NAMES = ("lamina-deadline-ms", "lamina-priority", "lamina-cost-limit", "lamina-objective")
 PACKAGE_NAMES = ("lamina-sha256", "lamina-entry")  #: of an upload
 _RESPONSE_NAMES = frozenset(
     f"lamina-{what}"
@@ -18,10 +20,10 @@ MAX_DEADLINE_MS = 86_400_000.0
 OPTION_HEADERS = frozenset((*(name.encode() for name in OPTION_NAMES), b"prefer"))
 """Headers that make a call different from others of its target."""
 
-RequestOptions = tuple[int, int, float]
-"""Deadline (absolute, in microseconds), priority and cost limit; 0: none."""
+RequestOptions = tuple[int, int, float, Objective]
+"""Deadline (absolute, in microseconds), priority, cost limit and objective; 0 and "": none."""
 
-NO_OPTIONS: RequestOptions = (0, 0, 0.0)
+NO_OPTIONS: RequestOptions = (0, 0, 0.0, "")
 
 
 def request_options(request: HttpRequest, now_us: int) -> RequestOptions:
@@ -31,6 +33,7 @@ def request_options(request: HttpRequest, now_us: int) -> RequestOptions:
         return NO_OPTIONS
     deadline_us = priority = 0
     cost_limit = 0.0
+    objective: Objective = ""
     if b"lamina-deadline-ms" in headers:
         ms = _number(headers[b"lamina-deadline-ms"], "lamina-deadline-ms", 0.001, MAX_DEADLINE_MS)
         deadline_us = now_us + max(1, int(ms * 1000))
@@ -38,7 +41,9 @@ def request_options(request: HttpRequest, now_us: int) -> RequestOptions:
         priority = int(_number(headers[b"lamina-priority"], "lamina-priority", -10, 10))
     if b"lamina-cost-limit" in headers:
         cost_limit = _number(headers[b"lamina-cost-limit"], "lamina-cost-limit", 0.0, 1e12)
-    return deadline_us, priority, cost_limit
+    if b"lamina-objective" in headers:
+        objective = checked_objective(headers[b"lamina-objective"].decode("latin-1"), "lamina-objective")
+    return deadline_us, priority, cost_limit, objective
 
 
 def _number(text: bytes, field: str, least: float, most: float) -> float:

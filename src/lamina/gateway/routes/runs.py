@@ -75,7 +75,9 @@ class RunRoutes:
         digest = hashlib.blake2b(f"{target.kind}/{target.name}\n".encode(), digest_size=16)
         for name, blob in sorted(inputs.items()):
             digest.update(b"%d %s %d " % (len(name), name.encode(), len(blob)) + blob)
-        deadline_us, priority, cost_limit = wishes
+        deadline_us, priority, cost_limit, objective = wishes
+        if objective:
+            raise BadValue("lamina-objective: for calls only", hint="a run has the objectives of its functions: leave it out")
         row = RunRow(
             "", target.kind, target.name, caller.tenant, "", priority, cost_limit, len(request.body), 0, deadline_us, 0, 0, ""
         )  # fmt: skip

@@ -9,7 +9,8 @@
               the slice. Late jobs that are still wanted give way to those that can be in time
     scale     which functions are loaded where, ahead of demand and by worth (`autoscaler.py`)
 
-Without a latency goal a function gets the slice it asks for. While its latency is unknown, it is tried.
+Without a latency goal a function gets the slice it asks for, and the shortest is served first. While its latency is unknown it is
+tried. A function or call may have another objective: the least latency, the least cost, the most throughput.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from lamina.core.policy import Admitted, Decision, Defer, Drop, Start, View
 from lamina.core.scheduling.jobs import Job
 from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState
+from lamina.core.workflow.flow import Flow
 from lamina.core.workflow.runs import flow_of
 from lamina.planner.arrival_rates import ArrivalRates
 from lamina.planner.batching import LEAD_US, is_most_urgent, should_wait_for_resubmits
@@ -123,26 +125,29 @@ class Policy:
                 return Reject(call.id, "cost", why=explain.explain_cost_rejection(price, call.cost_limit), price=price)
         hosts = view.functions[flow.functions[0]].instances_by_device if flow.functions else ()
         share_us = shedder.on_call_arrived(view, flow, call, self._backlog)
+        has_goal = share_us > allowed_us and states_goal(call, flow.slo)  # without a goal it can wait
+        if has_goal and shedder.is_tight(now_us, hosts, 0, allowed_us):  # before the estimate, which takes longest
+            return self._rejected(view, flow, call, share_us, 0, is_shed=True)
         if function is not None:
             estimate_us = self._estimator.estimate_us(view, function, allowed_us, within_us)
         else:
             estimate_us = self._estimator.workflow_estimate_us(view, flow, allowed_us, shedder.is_overloaded)
         needed_us = int(estimate_us * (1 + self.margin)) + margin_us if estimate_us else 0
-        is_shed = (
-            share_us > max(needed_us, allowed_us)
-            and shedder.is_tight(now_us, hosts, needed_us, allowed_us)
-            and states_goal(call, flow.slo)  # without a goal it can wait
-        )
-        if is_shed or (needed_us > allowed_us and not allows_probe(view, flow, needed_us - margin_us, allowed_us)):
-            offer_us = share_us if is_shed else needed_us
+        if needed_us > allowed_us and not allows_probe(view, flow, needed_us - margin_us, allowed_us):
             if share_us <= allowed_us:
                 shedder.on_squeezed(now_us, hosts)
-            why = explain.explain_rejection(estimate_us, margin_us, self.margin, allowed_us, is_shed)
-            return Reject(call.id, "deadline", max(1_000, offer_us - allowed_us), offer_us, why, view.least_cost(flow))
+            return self._rejected(view, flow, call, needed_us, estimate_us)
+        if has_goal and shedder.is_tight(now_us, hosts, needed_us, allowed_us):
+            return self._rejected(view, flow, call, share_us, estimate_us, is_shed=True)
         if function is None:
             self._to_prefetch.update({name: None for name in flow.functions if not view.functions[name].instances})
         shedder.on_admitted(now_us, call)
         return self._recent.admit(view, flow, estimate_us)
+
+    def _rejected(self, view: View, flow: Flow, call: Call, offer_us: int, estimate_us: int, *, is_shed: bool = False) -> Reject:
+        allowed_us = call.expires_us - view.now_us
+        why = explain.explain_rejection(estimate_us, view.admission_margin_us(call.target), self.margin, allowed_us, is_shed)
+        return Reject(call.id, "deadline", max(1_000, offer_us - allowed_us), offer_us, why, view.least_cost(flow))
 
     # ------------------------------------------------------------------ deployment and scaling
 
@@ -164,7 +169,7 @@ class Policy:
         waiting = view.waiting
         functions = list(waiting.values())
         if len(functions) > 1:
-            functions.sort(key=_urgency)
+            functions.sort(key=partial(self._service_order, view))
         for function in functions:
             name = function.spec.name
             while name in waiting:
@@ -207,7 +212,8 @@ class Policy:
         plan = None
         if in_time and has_goal and head.run.is_workflow and (slots or len(function.instances) > 1):
             plan = self._plans.step_plan(view, head)
-        batch = NextBatch(function, jobs, in_time, has_goal, plan, fastest_us)
+        objective = head.run.call.objective or function.spec.objective or "deadline"
+        batch = NextBatch(function, jobs, in_time, has_goal, plan, fastest_us, objective)
         slots = self._on_paying_kinds(view, batch, slots) if len(function.instances) > 1 else slots
         cost_limit = self._budget.step_budget(view, head) if in_time and head.run.call.cost_limit else math.inf
 
@@ -220,7 +226,7 @@ class Policy:
         if chosen is None or config is None:
             upcoming = upcoming_candidates(view, self._tables, self._blocking, function, batch.end_us - fastest_us)
             return self._commit(view, batch, upcoming)
-        if in_time and has_goal and (len(function.instances) > 1 or config.cost > cost_limit):
+        if in_time and has_goal and objective != "latency" and (len(function.instances) > 1 or config.cost > cost_limit):
             cheaper = cheaper_upcoming_slots(view, self._tables, self._blocking, batch, chosen, config, self.spare, cost_limit)
             if cheaper:
                 return self._commit(view, batch, cheaper)
@@ -238,11 +244,20 @@ class Policy:
                 continue
             if _waits_for_resubmits(function, slot, config):
                 continue
-            is_full = batch.in_time and config.batch == function.spec.max_batch and _follows_own_batch(function, slot)
+            is_full = (
+                batch.in_time
+                and batch.has_goal
+                and config.batch == function.spec.max_batch
+                and _follows_own_batch(function, slot)
+            )
             commit_us = slot.at_us - self.lead_us
             if commit_us <= now_us or (is_full and is_most_urgent(view, function, slot.device)):
                 return self._start(view, batch, slot, config, [slot])
             again_us = min(again_us, commit_us)
+        if not batch.has_goal and len(view.devices) > len(function.instances_by_device):
+            wait_us = self._backlog.wait_us(view, function)
+            for decision in self._autoscaler.replicate(view, function, wait_us):
+                return decision
         if self._blocking.blocked_us == now_us:  # others may need less soon
             again_us = min(again_us, now_us + max(BLOCKED_US, batch.fastest_us // 2))
         return Defer(function.spec.name, max(now_us + 1, again_us), NEVER_US, why=explain.NO_SLOT)
@@ -307,12 +322,19 @@ class Policy:
 
     def _on_paying_kinds(self, view: View, batch: NextBatch, slots: list[CandidateSlot]) -> list[CandidateSlot]:
         """Slots without the kinds of devices that do not pay at this arrival rate. Late jobs take what there is."""
-        if not batch.in_time or not batch.has_goal:
+        if not batch.in_time or not batch.has_goal or batch.objective == "latency":
             return slots
         run, after = batch.jobs[0].run, batch.plan.step.after if batch.plan is not None else None
         slo_us = run.call.deadline_us - run.call.arrived_us
         dominated = self._kinds.dominated(view, batch.function, flow_of(run), slo_us, after, self._shedder.is_overloaded)
         return [slot for slot in slots if slot.device.spec.kind not in dominated] if dominated else slots
+
+    def _service_order(self, view: View, function: FunctionState) -> tuple[int, int, int]:
+        """By due time; then what has no latency goal, the shortest first: that makes the mean response least."""
+        head = function.queue.head()
+        if _has_goal(view, head):
+            return head.due_us, 0, head.id
+        return NEVER_US, self._fastest_us(view, function), head.id
 
     def _fastest_us(self, view: View, function: FunctionState) -> int:
         """One job on the best slice of any device the function is on; 0 if unknown, below 0 if it is on none."""
@@ -325,9 +347,10 @@ class Policy:
         return best_us
 
 
-def _urgency(function: FunctionState) -> tuple[int, int]:
-    head = function.queue.head()
-    return head.due_us, head.id
+def _has_goal(view: View, head: Job) -> bool:
+    """Whether the job has a latency goal, or has waited for so much of its timeout that it has one now."""
+    call = head.run.call
+    return states_goal(call, head.run.flow.slo) or 2 * view.now_us > call.arrived_us + head.due_us
 
 
 def _with_transfers(view: View, jobs: list[Job], slots: list[CandidateSlot]) -> list[CandidateSlot]:

@@ -3,6 +3,7 @@
 On top of what every policy gets (`policies/defaults.py`):
 - prefetch: steps that runs in flight will come to are loaded while the steps before them run;
 - rebalancing: a busy device shares its heaviest functions with the least busy one;
+- replication: a function without a goal is loaded on an idle device too, where that takes less time than waiting;
 - keep-alive: an idle instance stays longer than it must if its function is known to come back after such a silence;
 - eviction: where memory is short, what is least worth keeping goes: reload time times how often it is used, per MiB;
 - devices are requested while demand is above what there are, and returned when it no longer is.
@@ -19,7 +20,14 @@ from lamina.core.policy import Decision, LoadInstance, RequestDevice, ReturnDevi
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState, Instance
 from lamina.planner.arrival_rates import ArrivalRates
-from lamina.planner.instance_placement import evictions, fits, has_block, has_enough_instances, units_to_reserve
+from lamina.planner.instance_placement import (
+    evictions,
+    fits,
+    has_block,
+    has_enough_instances,
+    is_evictable,
+    units_to_reserve,
+)
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTables
 from lamina.types import NEVER_US
 
@@ -141,6 +149,38 @@ class FrontierAutoscaler:
         if instance.id in view.devices[instance.device].homes:
             return idle_us
         return max(idle_us, min(MAX_KEEP_ALIVE * idle_us, 3 * silence_us // 2))
+
+    def replicate(self, view: View, function: FunctionState, wait_us: float) -> Iterator[Decision]:
+        """One more instance on an idle device, where loading it takes less time than waiting for those there are. What must be
+        evicted for it may be wanted again: its load counts too."""
+        spec = function.spec
+        if len(function.instances) >= spec.scale.max or any(
+            instance.phase is InstancePhase.LOADING for instance in function.instances.values()
+        ):
+            return
+        best: tuple[float, Device, dict[str, int]] | None = None
+        for device in view.devices.values():
+            there = [view.instances[one] for one in device.instances]
+            if (
+                device.busy
+                or device.spec.id in function.instances_by_device
+                or any(i.phase is InstancePhase.LOADING for i in there)
+            ):
+                continue
+            cost_us, leaving = float(view.predictor.load_us(spec.name, device.spec.kind)), dict[str, int]()
+            for instance in sorted(there, key=lambda one: self._worth(view, one)):
+                if fits(function, device, leaving):
+                    break
+                if is_evictable(view, instance):
+                    leaving[instance.id] = instance.memory_mib
+                    if len(view.functions[instance.function].instances) == 1:
+                        cost_us += view.predictor.load_us(instance.function, device.spec.kind)
+            if fits(function, device, leaving) and cost_us < wait_us and (best is None or cost_us < best[0]):
+                best = (cost_us, device, leaving)
+        if best is not None:
+            for instance_id in best[2]:
+                yield UnloadInstance(instance_id)
+            yield LoadInstance(spec.name, best[1].spec.id, units_to_reserve(function, best[1]))
 
     # ------------------------------------------------------------------- placement
 

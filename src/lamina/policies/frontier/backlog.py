@@ -113,6 +113,11 @@ class BacklogModel:
             soonest_us = min(soonest_us, _drained_us(view, view.devices[host], unit_us))
         return soonest_us if soonest_us < NEVER_US else 0
 
+    def wait_us(self, view: View, function: FunctionState) -> float:
+        """Time until what waits and runs is done on the device of the function where that is soonest."""
+        snapshot = self.snapshot(view, NEVER_US, False)
+        return min([snapshot.backlog_us(view, host) for host in function.instances_by_device], default=0.0)
+
     def _least_work(self, view: View, allowed_us: int) -> dict[str, float]:
         """Per device, the unit-microseconds all jobs due within this time take at least, in the largest batches there are."""
         self._expire(view)

@@ -23,7 +23,7 @@ from lamina.policies.frontier.candidate_slots import CandidateSlot, upcoming_can
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, ConfigTables
 from lamina.policies.frontier.optimizer import CLOSED_LOOP, MIN_SAVING, NOTHING, BatchDecision, ConfigOptimizer, cheapest_slot
 from lamina.policies.frontier.workflow_plans import StepPlan
-from lamina.types import NEVER_US
+from lamina.types import NEVER_US, Objective
 
 PASS_OVER = 1.1
 """Times the least possible cost: a head for which its batch would be dearer than that may be passed over in a crowd."""
@@ -93,6 +93,7 @@ class NextBatch(NamedTuple):
     has_goal: bool  #: its head has a latency goal
     plan: StepPlan | None  #: of the step, where others follow
     fastest_us: int  #: of one job, on the best slice
+    objective: Objective = "deadline"
 
     @property
     def end_us(self) -> int:
@@ -109,10 +110,15 @@ class BatchPlanner:
 
     def decide(self, view: View, batch: NextBatch, slots: list[CandidateSlot], cost_limit: float) -> BatchDecision:
         """The cheapest configuration in time, or how long to wait for more jobs; `cost_limit` is what a job should cost."""
-        function, jobs, in_time, has_goal, plan, _ = batch
+        function, jobs, in_time, has_goal, plan, _, objective = batch
         now_us, head, count = view.now_us, jobs[0], len(jobs)
+        if objective == "latency" and in_time:
+            return _fastest(slots, count)
         if not has_goal:
-            return self._as_wished(view, function, head, slots, count)
+            if objective == "deadline":
+                slots = _as_asked(function, slots)
+            found = cheapest_slot(slots, count, head.expires_us - now_us)
+            return self._with_delay(view, function, head, count, BatchDecision(*found)) if found else NOTHING
         call = head.run.call
         slo_us = call.deadline_us - call.arrived_us
         if not in_time:
@@ -120,9 +126,9 @@ class BatchPlanner:
             return BatchDecision(*found) if found else NOTHING
         waiting = None
         for slot in slots:
-            if not slot.device.spec.owned:  # waiting saves time that is paid for
-                if self.feedback.should_wait(function.spec.name):
-                    waiting = self.optimizer.wait_budget(view, function, head, count)
+            if not slot.device.spec.owned or objective == "cost":  # waiting saves time that is paid for
+                if self.feedback.should_wait(function.spec.name) and objective != "throughput":
+                    waiting = self.optimizer.wait_budget(view, function, head, count, objective)
                 break
         decision = NOTHING
         if plan is not None:
@@ -135,18 +141,6 @@ class BatchPlanner:
         if decision is NOTHING:
             decision = self.optimizer.for_function(now_us, slots, count, head.due_us - now_us, slo_us, waiting)
         return self._with_delay(view, function, head, count, decision)
-
-    def _as_wished(self, view: View, function: FunctionState, head: Job, slots: list[CandidateSlot], count: int) -> BatchDecision:
-        """Without a latency goal: the slice the function asks for, and no batch delay but what pays in throughput."""
-        wished = []
-        for slot in slots:
-            units = function.spec.units_on(slot.device.spec)
-            if slot.is_exact:
-                wished.append(slot)
-            elif slot.units >= units:
-                wished.append(slot._replace(units=units, is_exact=True))
-        found = cheapest_slot(wished, count, head.expires_us - view.now_us)
-        return self._with_delay(view, function, head, count, BatchDecision(*found)) if found else NOTHING
 
     def _with_delay(self, view: View, function: FunctionState, head: Job, count: int, decision: BatchDecision) -> BatchDecision:
         """Wait for upstream jobs; and without a plan for the rest of a workflow, for any that pay in throughput."""
@@ -171,6 +165,29 @@ class BatchPlanner:
                 if until_us > now_us:
                     again = recheck_at_count(now_us, function, count)
         return decision._replace(until_us=until_us, at_count=again) if until_us > now_us else decision
+
+
+def _as_asked(function: FunctionState, slots: list[CandidateSlot]) -> list[CandidateSlot]:
+    """The slots as slices of the size the function asks for."""
+    asked = []
+    for slot in slots:
+        units = function.spec.units_on(slot.device.spec)
+        if slot.is_exact:
+            asked.append(slot)
+        elif slot.units >= units:
+            asked.append(slot._replace(units=units, is_exact=True))
+    return asked
+
+
+def _fastest(slots: list[CandidateSlot], count: int) -> BatchDecision:
+    """All of the jobs, as far as they fit into one batch, where they are done first."""
+    best: tuple[int, float, CandidateSlot, BatchConfig] | None = None
+    for slot in slots:
+        for config in slot.table.configs(min(count, slot.table.max_batch)):
+            fits = config.units == slot.units if slot.is_exact else config.units <= slot.units
+            if fits and config.cores <= slot.cores and (best is None or (slot.time_us(config), config.cost) < best[:2]):
+                best = (slot.time_us(config), config.cost, slot, config)
+    return BatchDecision(best[2], best[3]) if best is not None else NOTHING
 
 
 def cheaper_upcoming_slots(

@@ -25,7 +25,7 @@ from lamina.core.scheduling.state import FunctionState
 from lamina.policies.frontier.candidate_slots import CandidateSlot
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTable
 from lamina.policies.frontier.workflow_plans import StepPlan
-from lamina.types import NEVER_US, Call, Slo
+from lamina.types import NEVER_US, Call, Objective, Slo
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,14 +83,17 @@ class ConfigOptimizer:
     spare: float
     patience: float
 
-    def wait_budget(self, view: View, function: FunctionState, job: Job, count: int) -> WaitBudget | None:
+    def wait_budget(
+        self, view: View, function: FunctionState, job: Job, count: int, objective: Objective = "deadline"
+    ) -> WaitBudget | None:
         """The wait budget of a job with a goal; None if no further jobs are expected, or clients are in a closed loop."""
         arrivals = function.arrivals
         if count >= function.spec.max_batch or arrivals.interarrival_us >= NEVER_US or arrivals.resubmit_share > CLOSED_LOOP:
             return None
         call = job.run.call
         gap_us = max(arrivals.interarrival_us, float(view.now_us - arrivals.last_us))
-        return WaitBudget(gap_us, call.deadline_us - call.arrived_us, 1 - self.patience, job.enqueued_us)
+        impatience = 0.0 if objective == "cost" else 1 - self.patience
+        return WaitBudget(gap_us, call.deadline_us - call.arrived_us, impatience, job.enqueued_us)
 
     def for_function(
         self, now_us: int, slots: list[CandidateSlot], count: int, within_us: int, slo_us: int, waiting: WaitBudget | None
