@@ -106,7 +106,8 @@ def open_local(
     engine = _open_engines(app, app_path, cores, gpus, state, shared, isolation, table if probe else None, limits)
     slots = engine.references
     shadow_runner = ShadowRunner(engine) if probe or shadow_batches else None
-    data = RunValues(slots.pool, slots.reader, slots.release, state_data_bytes=state_data_bytes)
+    most = memory_bytes or default_memory_budget()
+    data = RunValues(slots.pool, slots.reader, slots.release, state_data_bytes=state_data_bytes, limit_bytes=most)
     driver = RealtimeDriver(controller, engine, data, interceptor=shadow_runner)
     reprofiler = None
     if probe and shadow_runner is not None:

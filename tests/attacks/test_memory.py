@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import gc
 import json
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import lamina
+from lamina.cli._server_config import ListenOptions
+from lamina.core.actions import JobRef
+from lamina.engines.inflight import deliver_results
 from lamina.errors import LaminaError, Unauthorized
+from lamina.sdk.states_workflow import from_asl
+from lamina.server import process_status
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.http1 import HttpConnection, HttpLimits, HttpServer, OnHeadChecked
 from lamina.server.memory_budget import CONNECTION_BYTES, MemoryBudget, MemoryExhausted, MemoryShareExceeded, address_key
 from lamina.server.request_parser import RequestParser
+from lamina.values.references import ShmRef
+from lamina.values.run_values import RunValues
 
 MIB = 2**20
 HEAD = b"POST /v1/functions/f HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
@@ -429,3 +439,48 @@ def test_a_charge_that_was_handed_over_counts_for_its_client_alone() -> None:
 )
 def test_an_address_is_one_client_and_an_ipv6_network_too(peer: Any, key: str) -> None:
     assert address_key(peer) == key
+
+
+# ------------------------------------------------------------------------------------------- values of runs
+
+
+def test_c2_a_result_without_room_fails_its_call_and_is_given_back() -> None:
+    """Steps of runs in flight must not hold more than the budget either. What was accepted for good is kept."""
+    app = lamina.App("values")
+    flow = from_asl({"StartAt": "A", "States": {"A": {"Type": "Pass", "End": True}}}, app=app, name="w").flow
+    values, freed = RunValues(None, None, limit_bytes=1_000), []
+    for call_id, began_us in (("call", 0), ("run", 1)):
+        values.open(call_id, flow, {}, began_us)
+    jobs = [JobRef(number, call_id, 0, "A") for number, call_id in enumerate(("call", "call", "run"))]
+    slot = ShmRef("w1", 1, 900)
+    outcomes = deliver_results(values, jobs, [True] * 3, [b"x" * 800, slot, slot], freed.append)
+    assert [outcome.error for outcome in outcomes] == ["", "memory-exhausted", ""]
+    assert freed == [slot]
+    assert values.held_bytes == 1_700
+    values.close("call")
+    values.close("run")
+    assert values.held_bytes == 0
+
+
+@pytest.mark.parametrize(("text", "found"), [("64MiB", 64 * MIB), (None, 0)])
+def test_the_budget_is_an_option_of_the_server(text: str | None, found: int) -> None:
+    assert listen_options(text).memory_bytes == found
+
+
+@pytest.mark.parametrize("text", ["1MiB", "much", "-4GiB"])
+def test_a_budget_that_cannot_be_is_refused_by_name(text: str) -> None:
+    with pytest.raises(LaminaError, match="--memory-budget"):
+        _ = listen_options(text).memory_bytes
+
+
+def listen_options(memory_budget: str | None) -> ListenOptions:
+    unused = dict.fromkeys(ListenOptions.__dataclass_fields__)
+    return ListenOptions(**{**unused, "memory_budget": memory_budget})  # type: ignore[arg-type]
+
+
+def test_the_default_budget_is_a_part_of_what_the_process_may_use() -> None:
+    here = process_status.memory_limit_bytes()
+    command = "import lamina.server.process_status as status; print(status.memory_limit_bytes(), status.default_memory_budget())"
+    told = subprocess.run(["prlimit", f"--as={2**30}", sys.executable, "-c", command], capture_output=True, check=True).stdout
+    assert told.split() == [b"%d" % 2**30, b"%d" % 2**28]
+    assert here > 2**30

@@ -15,11 +15,12 @@ from lamina.core.actions import JobRef, StartBatch
 from lamina.core.events import JobOutcome
 from lamina.drivers.engine import JobValues, OriginOf
 from lamina.errors import BadValue, LaminaError
-from lamina.values.references import ErrorInfo, ShmRef
+from lamina.values.references import ErrorInfo, ShmRef, ValuesExhausted
 from lamina.values.slot_refs import SlotReferences
 from lamina.worker.protocol import JobFrame
 
 _OK = JobOutcome()
+_NO_ROOM = JobOutcome(ok=False, error=ValuesExhausted.code, name=ValuesExhausted.__name__)
 _BAD_INPUT = JobOutcome(ok=False, error="bad-value")
 _NO_ORIGIN = ("", "")
 
@@ -112,9 +113,14 @@ def deliver_results(
             if is_wanted:
                 values.put_error(job, result)
             continue
-        outcomes.append(_OK)
+        outcome, is_kept = _OK, is_wanted
         if is_wanted:
-            values.put(job, result)
-        elif isinstance(result, ShmRef):
+            try:
+                values.put(job, result)
+            except ValuesExhausted as error:
+                outcome, is_kept = _NO_ROOM, False
+                values.put_error(job, ErrorInfo(type(error).__name__, error.message))
+        if not is_kept and isinstance(result, ShmRef):
             free(result)
+        outcomes.append(outcome)
     return () if all(outcome.ok for outcome in outcomes) else tuple(outcomes)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
+from lamina.errors import LaminaError
 from lamina.ipc.framing import Natural
 
 MAX_SLOT = 2**31
@@ -39,6 +40,13 @@ class DeviceRef(ShmRef, frozen=True, array_like=True, forbid_unknown_fields=True
 
 Stored = bytes | ShmRef | DeviceRef
 """An encoded value, here or in shared memory, or one on a device."""
+
+
+class ValuesExhausted(LaminaError):
+    """No room for one more value of a run in flight."""
+
+    status = 503
+    code: ClassVar[str] = "memory-exhausted"
 
 
 class ReleaseSlots(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2):

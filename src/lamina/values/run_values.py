@@ -25,7 +25,7 @@ from lamina.expr import Leaf
 from lamina.values.asl_values import AslValues, Encoded
 from lamina.values.flow_analysis import FlowAnalysis
 from lamina.values.python_values import JobArguments, PythonValues, failure_of
-from lamina.values.references import ErrorInfo, ShmRef, Stored
+from lamina.values.references import ErrorInfo, ShmRef, Stored, ValuesExhausted
 from lamina.values.shm import ShmPool, ShmReader
 from lamina.values.storage import HeldValues, ValueScope, ValueStorage
 
@@ -41,7 +41,9 @@ class RunValues:
         wall_us: Callable[[], int] | None = None,
         rng: random.Random | None = None,
         state_data_bytes: int = DATA_LIMIT_BYTES,
+        limit_bytes: int = 2**62,
     ) -> None:
+        self._limit_bytes = limit_bytes
         self.held_bytes = 0  #: of all runs: inline values, and those in slots of other processes
         self._own = pool.owner if pool is not None else ""
         self._runs: dict[str, HeldValues] = {}
@@ -118,16 +120,21 @@ class RunValues:
         return run.scopes[job.scope].analysis.consumers_of(job.node)
 
     def put(self, job: JobRef, value: Stored) -> None:
+        """Store a result. Raises `ValuesExhausted` if the values of all runs would take more than their memory; what was accepted
+        for good is stored all the same."""
         run = self._runs.get(job.call_id)
         if run is None:  # its run has ended
             if isinstance(value, ShmRef):
                 self._storage.free(value)
             return
+        if not isinstance(value, ShmRef):
+            size = len(value)
+        else:
+            size = value.size if type(value) is ShmRef else 0  # what is on a device takes no memory here
+        if self.held_bytes + size > self._limit_bytes and not run.durable:
+            raise ValuesExhausted(f"no room for {size} bytes: the values of runs in flight have {self.held_bytes}")
         if isinstance(value, ShmRef):
             run.slots.append(value)
-            size = value.size if type(value) is ShmRef else 0  # what is on a device takes no memory here
-        else:
-            size = len(value)
         run.bytes += size
         self.held_bytes += size
         self._put(run, job.scope, job.node, value)

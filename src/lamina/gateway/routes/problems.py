@@ -153,6 +153,10 @@ _FAILURES = {
         *(503, "leadership-lost", "another server has taken the lead; it is not known whether what it changed was kept"),
         "ask the server that leads now, before it is repeated",
     ),
+    "memory-exhausted": (
+        *(503, "memory-exhausted", "the memory for the values of runs is used up"),
+        "try again in a moment; the operator sets --memory-budget",
+    ),
     "bad-value": (422, "unprocessable", "a step cannot use what it was given", ""),
     "function-failed": (500, "function-failed", "the function raised an error", _LOG),
     INTERNAL: (500, "internal", "a defect of the server ended it", _LOG),
