@@ -53,3 +53,17 @@ def test_a_function_that_needs_the_whole_device_takes_turns_with_an_interactive_
     by_target = {row.target: row for row in run(scenario.parse(text), "frontier").targets}
     assert by_target["whole"].answered == by_target["whole"].offered
     assert by_target["interactive"].attainment >= 0.8
+
+
+def test_without_a_goal_a_function_uses_what_is_left_of_the_device_beside_an_interactive_one():
+    """It asks for half: one such slice beside what is kept leaves five units, and on those it is done sooner than by waiting."""
+    long = a_function("long", "1/2", "", 1, "batch = [1]\np50_ms.3 = [600]\np50_ms.7 = [300]\np50_ms.15 = [180]")
+    callers = '[[load]]\ntarget = "long"\nshape = "closed"\nclients = 3\nstart = "1s"\n'
+    by_target = {
+        row.target: row
+        for row in run(
+            scenario.parse(HEAD.format(seed=2) + INTERACTIVE + long + a_load("interactive", 200) + callers), "frontier"
+        ).targets
+    }
+    assert by_target["interactive"].attainment >= 0.995
+    assert by_target["long"].answered >= 41  # in seven seconds; 37 where it was given single units behind running batches

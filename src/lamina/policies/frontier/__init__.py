@@ -40,6 +40,7 @@ from lamina.policies.frontier.batch_planner import (
     BatchPlanner,
     NextBatch,
     RunFeasibility,
+    as_asked,
     cheaper_upcoming_slots,
     select_batch,
 )
@@ -237,6 +238,7 @@ class Policy:
         function, jobs, now_us = batch.function, batch.jobs, view.now_us
         again_us = min(view.next_slot_us(function), batch.end_us - batch.fastest_us + 1)
         slots = self._on_paying_kinds(view, batch, slots) if len(function.instances) > 1 else slots
+        slots = slots if batch.has_goal or batch.objective != "deadline" else as_asked(function, slots)
         for slot in sorted(slots, key=lambda slot: slot.at_us):
             slot = _with_transfers(view, jobs, [slot])[0]
             config = slot.cheapest_within(len(jobs), batch.end_us - slot.at_us)

@@ -25,6 +25,9 @@ from lamina.policies.frontier.optimizer import CLOSED_LOOP, MIN_SAVING, NOTHING,
 from lamina.policies.frontier.workflow_plans import StepPlan
 from lamina.types import NEVER_US, Objective
 
+MUCH_SLOWER = 2.0
+"""Times what a job takes on the slice its function asks for: as long as waiting for a batch like it to end."""
+
 PASS_OVER = 1.1
 """Times the least possible cost: a head for which its batch would be dearer than that may be passed over in a crowd."""
 
@@ -116,7 +119,7 @@ class BatchPlanner:
             return _fastest(slots, count)
         if not has_goal:
             if objective == "deadline":
-                slots = _as_asked(function, slots)
+                slots = as_asked(function, slots)
             found = cheapest_slot(slots, count, head.expires_us - now_us)
             return self._with_delay(view, function, head, count, BatchDecision(*found)) if found else NOTHING
         call = head.run.call
@@ -167,8 +170,9 @@ class BatchPlanner:
         return decision._replace(until_us=until_us, at_count=again) if until_us > now_us else decision
 
 
-def _as_asked(function: FunctionState, slots: list[CandidateSlot]) -> list[CandidateSlot]:
-    """The slots as slices of the size the function asks for."""
+def as_asked(function: FunctionState, slots: list[CandidateSlot]) -> list[CandidateSlot]:
+    """The slots as slices of the size the function asks for; where there is no room for that, as large as there is, unless a job
+    would take so long there that to wait for the other is better."""
     asked = []
     for slot in slots:
         units = function.spec.units_on(slot.device.spec)
@@ -176,7 +180,13 @@ def _as_asked(function: FunctionState, slots: list[CandidateSlot]) -> list[Candi
             asked.append(slot)
         elif slot.units >= units:
             asked.append(slot._replace(units=units, is_exact=True))
+        elif 0 < _alone_us(slot, slot.units) <= MUCH_SLOWER * _alone_us(slot, units):
+            asked.append(slot._replace(is_exact=True))
     return asked
+
+
+def _alone_us(slot: CandidateSlot, units: int) -> int:
+    return slot.table.latency_us(1, units, slot.table.core_counts[-1])
 
 
 def _fastest(slots: list[CandidateSlot], count: int) -> BatchDecision:
