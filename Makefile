@@ -66,9 +66,8 @@ $(VENV)/.site: $(VENV)/.ready
 bench: devel  ## Speed of our own code, as ratios against floors in the same run
 	$(PY) -m benchmarks
 
-lab: setup  ## Run all experiments (minutes), then gather them into results/lab/report.html
-	@status=0; for name in $$($(VENV)/bin/lamina lab ls --json | $(PY) -c 'import json, sys; print(*(e["name"] for e in json.load(sys.stdin)))'); do \
-	  $(VENV)/bin/lamina lab run $$name --resume || status=1; done; $(VENV)/bin/lamina lab report && exit $$status
+lab: setup  ## Run all experiments (20 minutes on 16 cores), then gather them into results/lab/report.html and report.md
+	benchmarks/lab_all.sh
 
 serve: setup  ## Serve the OCR example on http://127.0.0.1:8700
 	$(VENV)/bin/lamina serve examples/ocr/app.py

@@ -45,12 +45,12 @@ def test_esg_costs_less_than_those_that_plan_ahead(rows: list[dict[str, Any]]):
 
 
 def test_only_those_that_plan_ahead_miss_their_plans(rows: list[dict[str, Any]]):
-    assert {row["policy"] for row in rows if row.get("missed") is not None} == {"orion", "aquatope"}
+    assert {row["policy"] for row in rows if row.get("missed") is not None} == {"orion", "orion(each call)", "aquatope"}
 
 
 def test_frontier_is_in_time_as_often_as_esg(rows: list[dict[str, Any]]):
     for mine, theirs in zip(served(rows, "frontier"), served(rows, "esg"), strict=True):
-        assert mine["hit"] >= theirs["hit"] - esg.WITHIN
+        assert mine["hit"] >= theirs["hit"] - 0.5
 
 
 def test_the_look_up_agrees_with_the_searches_and_is_a_hundred_times_faster_than_the_published_one(rows: list[dict[str, Any]]):
@@ -64,6 +64,7 @@ def test_the_look_up_agrees_with_the_searches_and_is_a_hundred_times_faster_than
 def test_a_row_is_the_same_in_processes_that_hash_differently():
     """More is asked than there is by workflows that share functions, so all of them are looked at again and again."""
     cell = {"part": "serve", "setting": "relaxed-peak", "application": "mixed", "warm": True, "policy": "frontier"}
+    cell |= {"recorded": False, "charged": False}
     script = f"from lamina.lab.experiments import esg; print(esg.run({cell | {'seed': 1, 'calls': 200}}))"
     said = [
         subprocess.run(
@@ -77,9 +78,30 @@ def test_a_row_is_the_same_in_processes_that_hash_differently():
 def test_figures_hold_a_number_for_every_policy_and_setting(rows: list[dict[str, Any]]):
     figures = esg.figures(rows)
     assert not figures["failed"]
-    assert len(figures["settings"]) == 2
+    assert len(figures["settings"]) == 3
     assert figures["settings"]["strict-light, image-classification"]["esg"]["cost_by_esg"] == 1.0
     json.dumps(figures, allow_nan=False)
+
+
+def test_rows_with_charged_decisions_say_how_long_decisions_took(rows: list[dict[str, Any]]):
+    charged = [row for row in rows if row.get("charged")]
+    assert {row["policy"] for row in charged} == {*esg.POLICIES, "orion(each call)"}
+    assert all(0 < row["decision_p50_us"] <= row["decision_p99_us"] and row["deciding"] > 0 for row in charged)
+
+
+def test_a_full_run_has_ten_seeds_recorded_arrivals_branches_and_charged_decisions():
+    cells = [cell for cell in esg.cells(2, quick=False) if cell["part"] == "serve"]
+    assert len({cell["seed"] for cell in cells}) == 10
+    assert {cell["application"] for cell in cells} == {*APPLICATIONS, "mixed", "branching"}
+    assert any(cell["recorded"] for cell in cells) and any(cell["charged"] for cell in cells)
+    assert {"esg", "esg(published)"} <= {cell["policy"] for cell in cells}
+
+
+def test_a_workflow_that_branches_is_served_by_every_policy():
+    for policy in esg.POLICIES:
+        cell = {"part": "serve", "setting": "strict-light", "application": "branching", "warm": True, "recorded": True}
+        row = esg.run(cell | {"charged": False, "policy": policy, "seed": 2, "calls": 15})
+        assert row["offered"] >= 5 and (row["hit"] > 20 or policy == "fastgshare")
 
 
 def test_there_is_a_page_for_people(rows: list[dict[str, Any]]):

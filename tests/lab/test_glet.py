@@ -60,4 +60,4 @@ def test_every_policy_is_played_on_line(figures: dict[str, Any]):
 
 def test_figures_and_sections_are_plain(rows: list[dict[str, Any]], figures: dict[str, Any]):
     assert json.loads(json.dumps(figures)) is not None
-    assert next(section.title for section in glet.sections(rows)).startswith("Agreement")
+    assert any(section.title.startswith("Agreement") for section in glet.sections(rows))

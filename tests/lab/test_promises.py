@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from lamina.lab import experiment
+from lamina.lab import data, experiment
 from lamina.lab.experiments import ablation, beside, fairness, fewest, patience, worlds
 from lamina.sim import scenario
 from lamina.sim.run import run as simulate
@@ -106,9 +107,7 @@ def test_bisection_finds_the_least_number_that_suffices(needed: int):
 
 
 def test_recorded_arrivals_have_the_rate_asked_for():
-    import random
-
-    times = fewest.recorded(50.0, 200_000_000, random.Random(1))
+    times = data.recorded_arrivals(50.0, 200_000_000, random.Random(1))
     assert list(times) == sorted(times)
     assert 5_000 <= len(times) <= 20_000
 

@@ -72,15 +72,7 @@ def test_figures_and_sections_come_from_the_rows_of_all_quick_cells() -> None:
     for by_policy in figures["loads"].values():
         assert {"fifo", "edf"} <= set(by_policy)
         assert all(0 <= row["attainment"] <= 1 for row in by_policy.values())
-    assert len(traces.sections(rows)) == 4
-
-
-def test_a_cell_where_frontier_is_behind_is_named() -> None:
-    row = {"attainment": 0.9, "cost": 1.0}
-    worse, dearer = row | {"attainment": 0.89}, row | {"cost": 1.1}
-    assert traces.behind({"code": {"edf": row, "frontier": row}}) == []
-    assert "attainment 0.8900, edf has 0.9000" in traces.behind({"code": {"edf": row, "frontier": worse}})[0]
-    assert "cost 1.1, edf has 1" in traces.behind({"code": {"edf": row, "frontier": dearer}})[0]
+    assert len(traces.sections(rows)) == 7
 
 
 def test_a_policy_that_checks_capacity_turns_tenants_away_and_their_calls_count() -> None:

@@ -62,6 +62,13 @@ def test_the_tighter_the_goal_the_larger_the_slice(one: Script):
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
 
 
+@pytest.mark.parametrize(("within_us", "units"), [(10_250, 1), (10_150, 2)])
+def test_a_slice_on_which_a_batch_would_be_in_time_only_just_is_not_taken(one: Script, within_us: int, units: int):
+    """10 ms on one unit: two percent of it are kept spare, whatever is left of the deadline."""
+    one.at(0).arrives("c", within_us=within_us)
+    assert [units_of(batch) for batch in one.batches] == [units]
+
+
 @given(
     waiting=st.integers(1, 8),
     within_ms=st.integers(1, 200),

@@ -101,14 +101,13 @@ def report(names: tuple[str, ...], folder: Path, out: Path, markdown: bool) -> N
     """Write one HTML page with all experiments that have results, or those named."""
     from lamina.lab import experiment
     from lamina.lab.html_report import ReportEntry, html_report
-    from lamina.lab.results import other_seeds
     from lamina.lab.text_report import markdown_report
 
     entries = []
     for name in names or experiment.names():
         results = _latest(folder, name)
         if results is not None:
-            entries.append(ReportEntry(Path(name).stem, experiment.load(name), results, other_seeds(folder, name)))
+            entries.append(ReportEntry(Path(name).stem, experiment.load(name), results))
         elif names:
             raise BadValue(f"{name}: no results in {folder}", hint=f"run it first: lamina lab run {name}")
     if not entries:

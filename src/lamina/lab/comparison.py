@@ -10,7 +10,7 @@ run are all even or all odd: constants are tuned on odd ones, and only even ones
 
 Bill. Three prices of the same run, per 1,000 answers in time, because systems differ in what they pay for. *Used*: device
 time under batches. *Held*: the same, and slices that stand whether a batch is on them or not. *Rent*: whole devices, for as
-long as anything is loaded on them.
+long as anything is loaded on them while calls are offered.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def draw_seeds(seed: int, quick: bool, count: int = SEEDS) -> list[int]:
 
 
 def bill(total: TotalRow) -> Row:
-    return {"used": total.used, "held": total.cost, "rent": total.occupied}
+    """Bills of a run. Rent is for the time in which calls are offered: a last answer a little later adds nothing."""
+    rent = total.occupied * total.offered_s / total.ended_s if total.ended_s else 0.0
+    return {"used": total.used, "held": total.cost, "rent": rent}
 
 
 def scores(summary: Summary) -> Row:
@@ -227,7 +229,7 @@ class Comparison:
             found[policy] = {
                 "cells": len(cells),
                 "mean": fmean(self.mean(cell, policy).mean for cell in cells),
-                "half": self._over_seeds(policy, cells).half,
+                "half": half if math.isfinite(half := self._over_seeds(policy, cells).half) else None,
                 "worst_target": fmean(worst) if worst else None,
                 "regret": fmean(regrets),
                 "worst_regret": max(regrets),
@@ -288,7 +290,9 @@ class Comparison:
     # ------------------------------------------------------------------------------------ sections
 
     def sections(self, what: str = "attainment", factor: float = 100.0, per_cell: bool = True) -> list[Section]:
-        """All policies; the cells where `frontier` is behind; every cell with its interval."""
+        """All policies; the cells where `frontier` is behind; every cell with its interval. Nothing, if there are no rows."""
+        if not self.cells:
+            return []
         return [self.summary(what, factor), self.behind_section(what, factor)] + (
             [self.by_cell(what, factor)] if per_cell else []
         )
@@ -307,7 +311,7 @@ class Comparison:
         ]
         columns += [f"{kind} / {OURS}'s" for kind in self.bills]
         table = [
-            [policy, one["cells"], factor * one["mean"], factor * one["half"] if math.isfinite(one["half"]) else None]
+            [policy, one["cells"], factor * one["mean"], None if one["half"] is None else factor * one["half"]]
             + ([None if one["worst_target"] is None else factor * one["worst_target"]] if has_worst else [])
             + [100 * one["regret"], 100 * one["worst_regret"], 100 * one["best_in"], *(one[kind] for kind in self.bills)]
             for policy in order
@@ -334,7 +338,10 @@ class Comparison:
         )
         table = [
             [one["cell"], what if one["measure"] == self.measure else one["measure"], one["policy"]]
-            + [(factor if one["measure"] == self.measure else 1) * one[key] for key in ("theirs", "ours")]
+            + [
+                None if one[key] is None else (factor if one["measure"] == self.measure else 1) * one[key]
+                for key in ("theirs", "ours")
+            ]
             + ["yes" if one["clear"] else "no"]
             for one in found
         ]
@@ -363,8 +370,8 @@ def _entry(cell: str, measure: str, ours: float, policy: str, theirs: float, cle
     return {"cell": cell, "measure": measure, "policy": policy, "theirs": _six(theirs), "ours": _six(ours), "clear": clear}
 
 
-def _six(value: float) -> float:
-    return float(f"{value:.6g}")
+def _six(value: float) -> float | None:
+    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def mean_rows(rows: Sequence[Row], keep: Iterable[str] = ()) -> Row:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 from lamina.errors import BadValue
+from lamina.sim.workload import replay_trace
 
 
 def path(name: str) -> Path:
@@ -22,3 +24,20 @@ def path(name: str) -> Path:
 def repository() -> Path:
     """Four folders up from here, which is right in a checkout and harmless elsewhere."""
     return Path(__file__).resolve().parents[3]
+
+
+def recorded_arrivals(rate: float, span_us: int, dice: random.Random, service: str = "conv") -> tuple[int, ...]:
+    """Recorded arrivals from a random place on, stretched so that the mean rate over the whole recording is `rate`."""
+    times = list(replay_trace(path(f"traces/azure_llm_2023_{service}.csv.gz")))
+    speed = rate * (times[-1] - times[0]) / 1e6 / len(times)
+    begin = dice.randrange(len(times))
+    found: list[int] = []
+    offset_us = -times[begin]
+    while True:
+        for at_us in times[begin:]:
+            scaled_us = int((at_us + offset_us) / speed)
+            if scaled_us >= span_us:
+                return tuple(found)
+            found.append(scaled_us)
+        offset_us += times[-1]
+        begin = 0

@@ -41,11 +41,6 @@ def file_for(folder: Path, name: str, quick: bool, seed: int = 2) -> Path:
     return folder / f"{Path(name).stem}{'.quick' if quick else '.tuning' if seed % 2 else ''}.jsonl"
 
 
-def other_seeds(folder: Path, name: str) -> list[Results]:
-    """The same experiment with other seeds, each in a folder `seedN` of its own."""
-    return [read(path) for path in sorted(folder.glob(f"seed*/{Path(name).stem}.jsonl"))]
-
-
 def unfinished(path: Path) -> Path:
     """Where rows go until all are there."""
     return path.with_suffix(".partial.jsonl")

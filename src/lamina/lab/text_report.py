@@ -84,7 +84,12 @@ def markdown_report(entries: list[tuple[Experiment, Results]]) -> str:
             f"## {experiment.TITLE}\n\n`{origin.experiment}`, commit {origin.commit or 'unknown'}, {origin.date[:10]}, "
             f"from seed {origin.seed}, {len(results.good):,} cells{quick}.\n"
         )
-        for section in experiment.sections(results.good):
+        try:
+            sections = experiment.sections(results.good)
+        except Exception as error:  # rows of an older version may lack what a figure is made of
+            parts.append(f"These rows could not be made into figures: {type(error).__name__}: {error}. Run it again.\n")
+            continue
+        for section in sections:
             if section.headline:
                 parts.append(f"### {section.title}\n\n{section.text}\n")
                 if section.table is not None and section.table.rows:

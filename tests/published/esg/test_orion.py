@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from lamina.planner.deadline_split import series_parallel_runs, step_functions
 from lamina.published.esg.policies import orion
+from lamina.published.esg.preplanned_policy import LatencyDistribution
 from tests.published.esg.test_esg import CHAIN, MS, TAKES, nodes
 from tests.script import Script, a_function
 
@@ -12,6 +16,23 @@ def given(script: Script, units: int = 4, **options: object) -> orion.Policy:
     functions = [a_function(name, max_batch=4) for name in "fg"]
     script.given(*functions, flows=[CHAIN], devices=nodes(1, units), policy=policy, takes=TAKES)
     return policy
+
+
+@pytest.mark.parametrize("within_ms", [15, 20, 30, 40])
+def test_the_plan_is_in_time_in_nineteen_of_twenty_cases(script: Script, within_ms: int):
+    """Times vary by half: a plan whose median is in time would be late in many."""
+    policy = orion.Policy(spread=0.5, batches=(1,))
+    functions = [a_function(name, max_batch=4) for name in "fg"]
+    script.given(*functions, flows=[CHAIN], devices=nodes(1, 8), policy=policy, takes=TAKES)
+    script.at(0).arrives("c", target="w", within_us=within_ms * MS, expires_us=900 * MS)
+    view = script.controller.view
+    plan = policy.plan_steps(view, CHAIN, within_ms * MS)
+    run = series_parallel_runs(CHAIN)
+    spread = LatencyDistribution.log_normal(run, list(plan.steps), policy.spread, 2_000, seed=9)
+    planned = {step: float(config.time_us) for step, config in plan.steps.items()}
+    fastest = {step: float(policy._tables.tables[name].time_us.min()) for step, name in step_functions(CHAIN).items()}
+    assert spread.quantile_us(fastest, 0.95) <= within_ms * MS, "it can be done"
+    assert spread.quantile_us(planned, 0.94) <= within_ms * MS
 
 
 def sizes(script: Script) -> list[tuple[str, int]]:

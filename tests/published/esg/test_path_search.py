@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lamina.core.workflow.flow import Flow, Task
 from lamina.planner.configs import ConfigArrays
 from lamina.planner.workflow_frontier import plan_workflow
-from lamina.published.esg.path_search import brute_force, esg_1q, least_by_first
+from lamina.published.esg.path_search import LaterStages, brute_force, esg_1q, least_by_first
 from tests.planner.reference import configs
 
 seeds = st.integers(0, 10**9)
@@ -151,3 +151,20 @@ def test_one_running_list_of_bounds_finds_the_best_path_and_loses_others():
 def test_a_goal_out_of_reach_finds_nothing(k: int):
     stages, _ = instance(3)
     assert esg_1q(stages, 0, k).paths == () == brute_force(stages, 0, k).paths
+
+
+@many
+@given(seeds, st.sampled_from(K))
+def test_later_stages_found_once_give_the_first_configurations_of_the_search(seed: int, k: int):
+    """Costs are drawn so that hardly two paths cost the same; where they do, either may be among the k."""
+    stages, goal_us = instance(seed)
+    later = LaterStages(stages, k)
+    found, wanted = later.first_configs(stages[0], goal_us), esg_1q(stages, goal_us, k)
+    every = esg_1q(stages, goal_us, 10_000).paths
+    limit = wanted.paths[-1].cost if wanted.paths else 0.0
+    surely = {path.picks[0] for path in every if path.cost < limit}
+    maybe = {path.picks[0] for path in every if path.cost <= limit}
+    assert surely <= set(found) <= maybe
+    assert bool(found) == bool(wanted.paths)
+    least = {place: min(path.cost for path in every if path.picks[0] == place) for place in found}
+    assert [least[place] for place in found] == sorted(least.values())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from lamina.core.controller import Controller
@@ -81,6 +83,19 @@ def test_two_reductions_are_a_cooldown_apart(script: Script):
     called(script, 2, 9)
     after = len(resizes(script)) + len(unloads(script))
     assert after - before <= len(shapes(script.controller)) + 2
+
+
+def test_a_load_that_falls_step_by_step_is_followed_no_sooner_than_every_ten_seconds(script: Script):
+    given(script, a_model())
+    called(script, 150, 12)
+    reduced_s, before = [], area(script.controller)
+    for second in range(40):
+        called(script, 60 / 2 ** (second // 4) + 0.5, 1)
+        if area(script.controller) < before:
+            reduced_s.append(second)
+        before = area(script.controller)
+    assert len(reduced_s) >= 2
+    assert min(after - earlier for earlier, after in pairwise(reduced_s)) >= 10
 
 
 def test_the_last_pod_stays_while_it_is_wanted(script: Script):

@@ -67,7 +67,8 @@ class PlayedCalls:
     def bill(self) -> dict[str, float]:
         """The three prices of `lab.comparison`."""
         devices = self.ledger.all_devices()
-        rent = sum(account.occupied_cost(self.ended_us) for account in devices)
+        offered_us = max((call.arrived_us for call in self.calls.values()), default=0)
+        rent = sum(account.occupied_cost(self.ended_us) for account in devices) * offered_us / max(1, self.ended_us)
         return {"used": sum(account.used_cost() for account in devices), "held": self.cost, "rent": rent}
 
     def on_action(self, now_us: int, event: Event, actions: list[Action]) -> None:

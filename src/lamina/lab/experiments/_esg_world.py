@@ -6,10 +6,12 @@ recalled and none of them checked against the paper: nothing below may be quoted
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import Any
 
-from lamina.core.workflow.flow import Flow, Node, Task
+from lamina.core.workflow.flow import Choice, Flow, Node, Task
+from lamina.lab.data import recorded_arrivals
 from lamina.planner.configs import ConfigArrays, ResourcePrices, config_grid
 from lamina.predict.profile import Point, Profile
 from lamina.sim.scenario import Scenario
@@ -66,6 +68,9 @@ APPLICATIONS = {
     "background-elimination": ("super-resolution", "deblur", "background-removal"),
     "expanded-classification": ("deblur", "super-resolution", "background-removal", "segmentation", "classification"),
 }
+BRANCHING = "branching"
+"""Our own, beside the four chains: two models side by side, and a last step for a third of the calls."""
+
 SETTINGS = {
     "strict-light": (0.8, (40.0, 67.2)),
     "moderate-normal": (1.0, (20.0, 33.6)),
@@ -89,8 +94,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """The same 256 configurations for all policies that choose. Those that adapt by periods do so every second: a run is short."""
 
 
+def functions_of(application: str) -> tuple[str, ...]:
+    if application == BRANCHING:
+        return ("super-resolution", "segmentation", "depth", "classification", "deblur")
+    return APPLICATIONS[application]
+
+
 def smallest_us(application: str) -> int:
-    """L: one call by itself, with one core and one unit for every step."""
+    """L: one call by itself, with one core and one unit for every step; the longest way, where there are several."""
+    if application == BRANCHING:
+        way = ("super-resolution", "depth", "classification", "deblur")
+        return round(sum(MODELS[name].time_us(1, 1, 1) for name in way))
     return round(sum(MODELS[name].time_us(1, 1, 1) for name in APPLICATIONS[application]))
 
 
@@ -100,9 +114,20 @@ def table(function: str) -> ConfigArrays:
 
 
 def flow(application: str, factor: float) -> Flow:
+    goal = Slo(latency_us=round(factor * smallest_us(application)))
+    if application == BRANCHING:
+        branching: dict[str, Node] = {
+            "super-resolution": Task("super-resolution", "super-resolution", ("segmentation", "depth")),
+            "segmentation": Task("segmentation", "segmentation", ("classification",)),
+            "depth": Task("depth", "depth", ("classification",)),
+            "classification": Task("classification", "classification", ("blurred",), tokens_needed=2),
+            "blurred": Choice("blurred", (("deblur",), ()), odds=(0.35, 0.65)),
+            "deblur": Task("deblur", "deblur"),
+        }
+        return Flow(application, branching, ("super-resolution",), goal)
     names = APPLICATIONS[application]
     nodes: dict[str, Node] = {name: Task(name, name, names[place + 1 : place + 2]) for place, name in enumerate(names)}
-    return Flow(application, nodes, names[:1], Slo(latency_us=round(factor * smallest_us(application))))
+    return Flow(application, nodes, names[:1], goal)
 
 
 def profile(function: str, warm: bool) -> Profile:
@@ -117,11 +142,14 @@ def profile(function: str, warm: bool) -> Profile:
     return Profile(function=function, device="node", points=points, load_us=load_us)
 
 
-def scenario(setting: str, application: str, policy: str, *, seed: int, seconds: float, warm: bool = True) -> Scenario:
-    """One application, or all of them ("mixed") with the calls shared equally."""
+def scenario(
+    setting: str, application: str, policy: str, *, seed: int, seconds: float, warm: bool = True, recorded: bool = False
+) -> Scenario:
+    """One application, or all of them ("mixed") with the calls shared equally. `recorded`: arrivals as a service recorded them,
+    at the same mean rate."""
     factor, gaps_ms = SETTINGS[setting]
     apps = list(APPLICATIONS) if application == "mixed" else [application]
-    names = list(dict.fromkeys(name for app in apps for name in APPLICATIONS[app]))
+    names = list(dict.fromkeys(name for app in apps for name in functions_of(app)))
     low, high = gaps_ms
     mean_ms = (low + high) / 2
     cv = (high - low) / 12**0.5 / mean_ms  # of gaps spread evenly over the range
@@ -164,6 +192,12 @@ def scenario(setting: str, application: str, policy: str, *, seed: int, seconds:
         flows=tuple(flow(app, factor) for app in apps),
         loads=tuple(
             Workload(
+                target=app,
+                at_us=recorded_arrivals(rate_per_s, round(seconds * 1e6), random.Random(f"esg/{seed}/{app}")),
+                start_us=start_us,
+            )
+            if recorded
+            else Workload(
                 target=app,
                 segments=steps([(round(seconds * 1e6), rate_per_s)]),
                 cv=1.0 if len(apps) > 1 else cv,

@@ -44,7 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 REPLACED: dict[str, dict[str, Any]] = {
     "admission": {f"{FRONTIER}.Policy.admit": lambda policy, view, call: Admitted(0)},
-    "load shedding": {f"{FRONTIER}.load_shedding.LoadShedder.sheds": lambda *args: False},
+    "sharing of what is shed": {f"{FRONTIER}.load_shedding.LoadShedder.is_tight": lambda *args: False},
     "blocking rule": {"lamina.planner.blocking.BlockingRule.kept_units": lambda *args: 0},
     "recent estimates": {f"{FRONTIER}.admission.RecentEstimates.lookup": lambda *args: None},
     "probes past the margin": {f"{FRONTIER}.allows_probe": lambda *args: False},

@@ -22,6 +22,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from lamina.core.workflow.flow import Choice, Flow, Task
+from lamina.lab.comparison import BILLS, Comparison
 from lamina.lab.experiment import Plot, Reported, ResultTable, Row, Section, installed_policies
 from lamina.lab.experiments._call_player import PlayedCalls, play_calls
 from lamina.predict.profile import Point, Profile
@@ -202,7 +203,13 @@ def cells(seed: int, quick: bool) -> list[dict[str, Any]]:
         name, policy, options = rival
         made.append(
             {"part": part, "flow": flow, "name": name, "policy": policy, "options": options, "latency_ms": latency_ms}
-            | {"cost_slo": cost, "load": load, "seed": seed, "seeds": 1 if quick else 2, "span_us": 250_000 if quick else SPAN_US}
+            | {
+                "cost_slo": cost,
+                "load": load,
+                "seed": seed,
+                "seeds": 1 if quick else 10,
+                "span_us": 250_000 if quick else SPAN_US,
+            }
         )
 
     for flow in ("ensemble", "cascade"):
@@ -225,14 +232,15 @@ def run(cell: dict[str, Any]) -> dict[str, Any]:
     slo = Slo(latency_us=cell["latency_ms"] * 1_000, on_miss=late)  # type: ignore[arg-type]
     found: dict[str, list[float]] = {}
     for turn in range(cell["seeds"]):
-        seed = cell["seed"] * 1_000 + turn
+        seed = cell["seed"] + 2 * turn
         options = cell["options"] | ({"seed": seed} if "draws" in cell["options"] else {})
         scenario = world(cell["flow"], cell["policy"], options, seed=seed)
         rate = RATES[cell["flow"]] * cell["load"]
         played = play_calls(scenario, calls(cell["flow"], rate, cell["span_us"], slo, limit, seed))
-        for name, value in measure(played, limit, cell["span_us"]).items():
+        for name, value in (measure(played, limit, cell["span_us"]) | played.bill).items():
             found.setdefault(name, []).append(value)
-    return cell | {name: round(fmean(values), 6) for name, values in found.items()}
+    draws = {name: found[name] for name in ("attainment", "good", *BILLS)}
+    return cell | {name: round(fmean(values), 6) for name, values in found.items()} | {"draws": draws}
 
 
 def measure(played: PlayedCalls, limit: float, span_us: int) -> dict[str, float]:
@@ -329,7 +337,7 @@ def figures(rows: list[Row]) -> dict[str, Any]:
         },
         "burst": {row["name"]: {"drain_s": row["drain_s"], "within_ms": row["within"]} for row in _of(rows, "burst")},
         "table_4_1": table_arithmetic(),
-        "frontier_behind": _behind(rows),
+        **comparison(rows).figures(),
         "beside": _beside(),
     }
 
@@ -358,27 +366,8 @@ def sections(rows: list[Row]) -> list[Section]:
         for row in _loads(rows, flow):
             lines.setdefault(row["name"], []).append((row["load"], row["goodput_per_s"]))
         made.append(Section(f"{flow}: goodput by load (40 ms)", plot=Plot("line", "load", "good calls per second", lines)))
-    if behind := _behind(rows):
-        made.append(_behind_section(behind))
     made.append(_table_section(rows))
-    return made
-
-
-def _behind_section(behind: list[dict[str, Any]]) -> Section:
-    return Section(
-        "Where frontier is behind",
-        "At twice the load the GPU is busy for nine tenths of the time. There frontier keeps more of a call's time free for the "
-        "slices its later steps will have to wait for, so its batches are smaller than edf's by a seventh; in the cascade it "
-        "spends part of the time of the large model on company for the small one, which is cheaper and loses a few calls. At "
-        "four times the load fifo answers more of the cascade for more money; why was not looked for.",
-        table=ResultTable(
-            ["workflow", "latency SLO, ms", "cost SLO", "load", "policy", "its attainment", "ours", "its cost", "ours "],
-            [
-                [row["flow"], row["latency_ms"], row["cost_slo"], row["load"], row["policy"], *row["attainment"], *row["cost"]]
-                for row in behind
-            ],
-        ),
-    )
+    return comparison(rows).sections("calls within both limits") + made
 
 
 def _table_section(rows: list[Row]) -> Section:
@@ -410,23 +399,18 @@ def _table_section(rows: list[Row]) -> Section:
     )
 
 
-def _behind(rows: list[Row]) -> list[dict[str, Any]]:
-    """Cells where another policy has a higher attainment than `frontier`, or the same for less money."""
-    found = []
-    places = {(row["flow"], row["latency_ms"], row["cost_slo"], row["load"]) for row in rows if row["part"] in ("grid", "load")}
-    for place in sorted(places):
-        own = [r for r in rows if r["part"] != "burst" and (r["flow"], r["latency_ms"], r["cost_slo"], r["load"]) == place]
-        ours = next((row for row in own if row["name"] == "frontier"), None)
-        if ours is None:
-            continue
-        for row in own:
-            better = row["attainment"] > ours["attainment"] + 0.005
-            cheaper = row["attainment"] > ours["attainment"] - 0.005 and row["cost"] < ours["cost"] * 0.999
-            if row is not ours and (better or cheaper):
-                cell = dict(zip(("flow", "latency_ms", "cost_slo", "load"), place, strict=True))
-                points = {"attainment": [row["attainment"], ours["attainment"]], "cost": [row["cost"], ours["cost"]]}
-                found.append(cell | {"policy": row["name"], "why": "better" if better else "cheaper"} | points)
-    return found
+def comparison(rows: list[Row]) -> Comparison:
+    """Calls within both limits, seed by seed."""
+    flat = []
+    for row in rows:
+        if row["part"] != "burst":
+            cell = f"{row['flow']}, {row['latency_ms']} ms, cost {row['cost_slo']}, load {row['load']:g}"
+            for turn, share in enumerate(row["draws"]["attainment"]):
+                bills = {key: row["draws"][key][turn] for key in BILLS}
+                seed = row["seed"] + 2 * turn
+                one = {"cell": cell, "policy": row["name"], "seed": seed, "score": share, "in_time": row["draws"]["good"][turn]}
+                flat.append(one | bills)
+    return Comparison.of(flat, lambda row: str(row["cell"]))
 
 
 def _beside() -> dict[str, str]:

@@ -18,7 +18,7 @@ from lamina.lab.experiment import Cell, Reported, Row, Section
 from lamina.lab.experiments._function_family import KINDS, goal_us, profile
 from lamina.lab.experiments._function_family import function as make_function
 from lamina.sim.scenario import Scenario
-from lamina.sim.workload import Workload, replay_trace, steps
+from lamina.sim.workload import Workload, steps
 from lamina.types import NEVER_US, DeviceSpec, FunctionSpec, ScaleSpec, Slo
 
 TITLE = "Fewest GPUs for 99 % in time"
@@ -86,25 +86,10 @@ def _load(cell: Cell, name: str, rate: float, span_us: int) -> Workload:
             target=name, segments=steps([(NEVER_US, rate)]), cv=2.0 if cell["load"] == "bursty" else 1.0, start_us=LOADED_US
         )
     return Workload(
-        target=name, start_us=LOADED_US, at_us=recorded(rate, span_us, random.Random(f"fewest/{cell['seed']}/{name}"))
+        target=name,
+        start_us=LOADED_US,
+        at_us=data.recorded_arrivals(rate, span_us, random.Random(f"fewest/{cell['seed']}/{name}")),
     )
-
-
-def recorded(rate: float, span_us: int, dice: random.Random, service: str = "conv") -> tuple[int, ...]:
-    """Recorded arrivals from a random place on, stretched so that the mean rate over the whole recording is `rate`."""
-    times = list(replay_trace(data.path(f"traces/azure_llm_2023_{service}.csv.gz")))
-    speed = rate * (times[-1] - times[0]) / 1e6 / len(times)
-    begin = dice.randrange(len(times))
-    found: list[int] = []
-    offset_us = -times[begin]
-    while True:
-        for at_us in times[begin:]:
-            scaled_us = int((at_us + offset_us) / speed)
-            if scaled_us >= span_us:
-                return tuple(found)
-            found.append(scaled_us)
-        offset_us += times[-1]
-        begin = 0
 
 
 def cells(seed: int, quick: bool) -> list[Cell]:

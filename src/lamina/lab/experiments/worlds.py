@@ -20,13 +20,13 @@ spread.
 A policy's figure in a world is the mean over targets of the share of calls answered within their SLO; for a target without
 one, of calls answered. Its regret is the distance to the best policy in that world. The worst target says whether one is
 starved. Simulated, 6 s or 4,000 calls a world. Constants of `frontier` may be tuned on odd worlds; the tables show even ones.
-A policy that refuses to deploy a world, or takes more than 15 s of processor time, has no figure there.
+A policy that refuses to deploy a world, or takes more than 8 s of processor time, has no figure there.
 """
 REPORTED: list[Reported] = []
 
 FULL, QUICK = 200, 2
 QUICK_POLICIES = ("fifo", "edf", "has", "frontier")
-CALLS, SECONDS, LIMIT_S = 4_000, 6, 15.0
+CALLS, SECONDS, LIMIT_S = 4_000, 6, 8.0
 UNITS = (1, 2, 4, 8, 15)
 
 

@@ -106,6 +106,48 @@ def _unlinked(chain: Chain) -> tuple[int, ...]:
     return tuple(reversed(picks))
 
 
+# ------------------------------------------------------------ the same answer, many times over
+
+
+class LaterStages:
+    """Paths through all stages but the first that can be among the `k` cheapest within some time: those that fewer than `k`
+    others beat in both cost and time. The search is asked for many budgets; these are found once, and a budget is then a
+    look-up with the answer that `esg_1q` gives without `prefilter`."""
+
+    def __init__(self, stages: Sequence[ConfigArrays], k: int) -> None:
+        import numpy as np
+
+        times, costs = _all_after_first([stages[0], *stages[1:]])
+        fastest: list[float] = []  # the k least times of cheaper paths
+        kept = []
+        for place in np.lexsort((times, costs)).tolist():
+            time_us = times[place]
+            if len(fastest) == k and fastest[-1] <= time_us:
+                continue
+            insort(fastest, time_us)
+            del fastest[k:]
+            kept.append(place)
+        self.k = k
+        self.times_us, self.costs = times[kept], costs[kept]
+
+    def first_configs(self, first: ConfigArrays, goal_us: int) -> tuple[int, ...]:
+        """Configurations of the first stage on the `k` cheapest paths within the goal, cheapest first, each once."""
+        import numpy as np
+
+        left_us = goal_us - first.time_us
+        able = np.flatnonzero(left_us >= self.times_us.min())
+        if not len(able):
+            return ()
+        totals = first.cost[able][:, None] + self.costs
+        ends_us = first.time_us[able][:, None] + self.times_us
+        totals[ends_us > goal_us] = math.inf
+        flat = totals.ravel()
+        best = np.argpartition(flat, self.k - 1)[: self.k] if len(flat) > self.k else np.arange(len(flat))
+        best = best[np.isfinite(flat[best])]
+        best = best[np.lexsort((ends_us.ravel()[best], flat[best]))]
+        return tuple(dict.fromkeys(able[best // len(self.costs)].tolist()))
+
+
 # ------------------------------------------------------------ brute force
 
 

@@ -107,7 +107,10 @@ class FixedPlan(NamedTuple):
 
 @dataclass(slots=True)
 class PreplannedPolicy(StepQueuePolicy):
-    _plans: dict[tuple[str, int], FixedPlan] = field(default_factory=dict, init=False)
+    plan_each: bool = (
+        False  #: search anew for every call, as a planner does that has no other call's answer; seen where decisions are charged
+    )
+    _plans: dict[tuple[str, int, str], FixedPlan] = field(default_factory=dict, init=False)
 
     def plan_steps(self, view: View, flow: Flow, goal_us: int) -> FixedPlan:
         """A configuration for every step of a call of this workflow with so much time."""
@@ -128,14 +131,14 @@ class PreplannedPolicy(StepQueuePolicy):
 
     def on_start(self, view: View, queue: StepQueue, jobs: list[Job], config: ProfiledConfig) -> None:
         head = jobs[0]
-        known = self._plans.get(_key(queue.flow, head))
+        known = self._plans.get(self._key(queue.flow, head))
         if known is not None and known.flow is queue.flow:
             self._count("planned")
             if view.now_us > head.enqueued_us or known.steps[queue.path][:3] != config[:3]:
                 self._count("missed")
 
     def _config(self, view: View, queue: StepQueue, job: Job) -> ProfiledConfig:
-        key = _key(queue.flow, job)
+        key = self._key(queue.flow, job)
         known = self._plans.get(key)
         if known is None or known.flow is not queue.flow or (known.rough and self.may_replan(view)):
             if len(self._plans) >= MAX_CACHED:
@@ -146,8 +149,8 @@ class PreplannedPolicy(StepQueuePolicy):
     def _count(self, what: str) -> None:
         self.stats[what] = self.stats.get(what, 0) + 1
 
-
-def _key(flow: Flow, job: Job) -> tuple[str, int]:
-    call = job.run.call
-    goal_us = call.deadline_us - call.arrived_us
-    return flow.name, goal_us if goal_us == flow.slo.latency_us else round_down(goal_us, GRAIN)
+    def _key(self, flow: Flow, job: Job) -> tuple[str, int, str]:
+        call = job.run.call
+        goal_us = call.deadline_us - call.arrived_us
+        rounded_us = goal_us if goal_us == flow.slo.latency_us else round_down(goal_us, GRAIN)
+        return flow.name, rounded_us, call.id if self.plan_each else ""

@@ -21,7 +21,7 @@ from lamina.core.workflow.flow import Flow
 from lamina.planner.configs import ConfigArrays, ProfiledConfig
 from lamina.planner.cost_to_go import NodePath
 from lamina.planner.deadline_split import DeadlineSplit, split_deadline, step_functions
-from lamina.published.esg.path_search import esg_1q
+from lamina.published.esg.path_search import LaterStages, esg_1q
 from lamina.published.esg.queue_policy import MAX_CACHED, StepQueue, StepQueuePolicy, round_down
 
 FEASIBLE_PART = 0.9
@@ -34,13 +34,17 @@ class Policy(StepQueuePolicy):
 
     group: int = 3  #: functions that are planned together
     k: int = 20  #: ways the search returns; their first configurations are the fall-back list
-    prefilter: bool = True  #: search undominated configurations only: the same best way, many times faster
+    prefilter: bool = (
+        True  #: search undominated configurations only: the same best way, other ways to fall back on; as published: False
+    )
     grain: float = 0.02  #: budgets are rounded down to steps of this factor; 0: every budget is searched for itself
     _splits: dict[str, tuple[Flow, DeadlineSplit, dict[NodePath, str]]] = field(default_factory=dict, init=False)
+    _later: dict[tuple[str, NodePath], LaterStages] = field(default_factory=dict, init=False)
     _cache: dict[tuple[str, NodePath, int, int], list[ProfiledConfig]] = field(default_factory=dict, init=False)
 
     def on_profiles_changed(self) -> None:
         self._splits.clear()
+        self._later.clear()
         self._cache.clear()
 
     def rank_configs(self, view: View, queue: StepQueue, jobs: list[Job]) -> Sequence[ProfiledConfig]:
@@ -56,13 +60,19 @@ class Policy(StepQueuePolicy):
         if found is None:
             if len(self._cache) >= MAX_CACHED:
                 self._cache.clear()
-            found = self._cache[key] = self._search([own, *stages[1:]], goal_us)
+            found = self._cache[key] = self._search(queue, [own, *stages[1:]], goal_us)
         return found
 
-    def _search(self, stages: list[ConfigArrays], goal_us: int) -> list[ProfiledConfig]:
+    def _search(self, queue: StepQueue, stages: list[ConfigArrays], goal_us: int) -> list[ProfiledConfig]:
         own = stages[0]
         self.stats["searches"] = self.stats.get("searches", 0) + 1
-        first = esg_1q(stages, goal_us, self.k, prefilter=self.prefilter).first_configs
+        if self.prefilter:
+            first = esg_1q(stages, goal_us, self.k, prefilter=True).first_configs
+        else:
+            later = self._later.get(queue.key)
+            if later is None:
+                later = self._later[queue.key] = LaterStages(stages, self.k)
+            first = later.first_configs(own, goal_us)
         if not first:
             hopeful = goal_us >= FEASIBLE_PART * sum(int(stage.time_us.min()) for stage in stages)
             order = (own.time_us if hopeful else own.cost).argsort(kind="stable")
@@ -73,5 +83,6 @@ class Policy(StepQueuePolicy):
         known = self._splits.get(flow.name)
         if known is None or known[0] is not flow:
             self._cache = {key: found for key, found in self._cache.items() if key[0] != flow.name}
+            self._later = {key: found for key, found in self._later.items() if key[0] != flow.name}
             known = self._splits[flow.name] = (flow, split_deadline(flow, self._tables.tables, self.group), step_functions(flow))
         return known[1], known[2]

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# All experiments of the lab in full, then the report and the headline tables. One command, no network:
+#
+#   benchmarks/lab_all.sh [FOLDER] [NAME ...]      default: results/lab, all experiments
+#
+# About 20 minutes on 16 cores. JOBS=N: so many processes. LIMIT_S=N: stop after so many seconds, write the reports of what is there;
+# the next run takes up where this one stopped, if the commit is the same and FOLDER has come along. Without a git checkout, set LAMINA_COMMIT.
+# An experiment that fails does not stop the others; the exit code is then 1.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+folder=${1:-results/lab}
+shift || true
+PYTHON=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
+JOBS=${JOBS:-$(nproc)}
+LIMIT_S=${LIMIT_S:-86400}
+export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+
+# name:core-seconds, measured on a busy 2.8 GHz Xeon: expect less. `scale` measures time: it runs alone, and last.
+EXPECTED="beside:1900 patience:4100 worlds:1300 fewest:2900 fairness:950 ablation:1600 has:1400 esg:1500 kaas:300 admission:400 glet:1200 traces:2600 scale:200"
+wanted=" $* "
+
+status=0 begun=$SECONDS
+for entry in $EXPECTED; do
+  name=${entry%%:*} cost=${entry##*:}
+  if [ "$wanted" != "  " ] && [[ "$wanted" != *" $name "* ]]; then continue; fi
+  jobs=$JOBS
+  if [ "$name" = scale ]; then jobs=1; fi
+  left=$((LIMIT_S - SECONDS + begun))
+  if [ $left -le 5 ]; then echo "== $name: no time left"; status=1; continue; fi
+  echo "== $name: at most about $((cost / jobs + 5)) s with $jobs processes ($((SECONDS - begun)) s so far)"
+  started=$SECONDS
+  timeout "$left" "$PYTHON" -m lamina lab run "$name" --jobs "$jobs" --resume --out "$folder" --json > /dev/null || status=1
+  echo "   $name took $((SECONDS - started)) s"
+done
+"$PYTHON" -m lamina lab report --results "$folder" --out "$folder/report.html" || status=1
+"$PYTHON" -m lamina lab report --results "$folder" --markdown --out "$folder/report.md" || status=1
+echo "== all in $((SECONDS - begun)) s; $folder/report.html, $folder/report.md"
+exit $status
