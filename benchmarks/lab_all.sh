@@ -5,6 +5,7 @@
 #
 # About 20 minutes on 16 cores. JOBS=N: so many processes. LIMIT_S=N: stop after so many seconds, write the reports of what is there;
 # the next run takes up where this one stopped, if the commit is the same and FOLDER has come along. Without a git checkout, set LAMINA_COMMIT.
+# QUICK=1: a smoke test of all of it in a minute or two; its rows have files of their own.
 # An experiment that fails does not stop the others; the exit code is then 1.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -14,6 +15,7 @@ shift || true
 PYTHON=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 JOBS=${JOBS:-$(nproc)}
 LIMIT_S=${LIMIT_S:-86400}
+QUICK=${QUICK:+--quick}
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 # name:core-seconds, measured on a busy 2.8 GHz Xeon: expect less. `scale` measures time: it runs alone, and last.
@@ -30,7 +32,7 @@ for entry in $EXPECTED; do
   if [ $left -le 5 ]; then echo "== $name: no time left"; status=1; continue; fi
   echo "== $name: at most about $((cost / jobs + 5)) s with $jobs processes ($((SECONDS - begun)) s so far)"
   started=$SECONDS
-  timeout "$left" "$PYTHON" -m lamina lab run "$name" --jobs "$jobs" --resume --out "$folder" --json > /dev/null || status=1
+  timeout "$left" "$PYTHON" -m lamina lab run "$name" --jobs "$jobs" --resume $QUICK --out "$folder" --json > /dev/null || status=1
   echo "   $name took $((SECONDS - started)) s"
 done
 "$PYTHON" -m lamina lab report --results "$folder" --out "$folder/report.html" || status=1

@@ -275,6 +275,15 @@ def test_ls_names_every_experiment(tmp_path: Path) -> None:
     assert {row["date"] for row in found} == {None}
 
 
+def test_the_script_for_the_whole_lab_names_every_experiment_once_and_the_one_that_measures_time_last() -> None:
+    text = (Path(__file__).parents[2] / "benchmarks" / "lab_all.sh").read_text()
+    found = re.search(r'^EXPECTED="(.*)"$', text, re.MULTILINE)
+    assert found is not None
+    listed = [entry.partition(":")[0] for entry in found[1].split()]
+    assert sorted(listed) == experiment.names()
+    assert [name for name in listed if getattr(experiment.load(name), "ALONE", False)] == listed[-1:]
+
+
 def test_data_is_looked_for_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.csv").touch()
     monkeypatch.setenv("LAMINA_DATA", str(tmp_path))

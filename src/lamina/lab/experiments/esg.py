@@ -269,7 +269,7 @@ def sections(rows: list[Row]) -> list[Section]:
         times = [[row["setting"], *(row["query_us"][p] for p in ("p50", "p90", "p99")), *ratios(row).values()] for row in decide]
         heads = ["setting", "query p50 us", "p90", "p99", *(f"{name}, in queries" for name in ratios(decide[0]))]
         text = "Three steps of 256 configurations, on the machine named on this page; multiples are of the quietest of each."
-        shown.append(Section("Decision time", text, ResultTable(heads, times)))
+        shown.append(Section("Decision time", text, ResultTable(heads, times), headline=True))
     return shown
 
 

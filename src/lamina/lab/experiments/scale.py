@@ -262,7 +262,7 @@ def sections(rows: list[Row]) -> list[Section]:
     ]
     columns = ["growing", "policy", *MEASURES.values(), *(f"{name}, last step" for name in MEASURES.values())]
     text = "Over the whole sweep, and over its last step alone: growth that comes late is hidden in the first."
-    made = [Section("Fitted exponents", text, ResultTable(columns, fits))]
+    made = [Section("Fitted exponents", text, ResultTable(columns, fits), headline=True)]
     for sweep in _sweeps(rows):
         table = [
             [row["size"], row["policy"], *(row[name] for name in TIMES), _percent(row["in_time"]), row["served"]]
