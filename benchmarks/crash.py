@@ -67,17 +67,22 @@ class Gateway:
     def start(self) -> float:
         """How long it took to the first answer."""
         self.generation += 1
-        env = {
-            **os.environ,
+        declared = {
             "LEDGER": str(self.folder / "ledger"),
             "LEDGER_GENERATION": str(self.generation),
             "LEDGER_STEP_S": str(self.step_s),
         }
+        env = {**os.environ, **declared}
         command = [sys.executable, "-m", "lamina", "serve", str(APPS / "ledger.py"), "--port", str(self.port), "--json"]
         log = (self.folder / "server.log").open("ab")
         began_s = time.monotonic()
         self.started_us = time.time_ns() // 1000
-        self.process = subprocess.Popen([*command, "--store", self.store], env=env, stdout=subprocess.DEVNULL, stderr=log)
+        self.process = subprocess.Popen(
+            [*command, "--store", self.store, *(f"--env={name}" for name in declared)],
+            env=env,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+        )
         log.close()
         wait_for(f"{self.url}/v1/functions/plain", f'"s{self.generation}"'.encode(), limit_s=120.0)
         return time.monotonic() - began_s

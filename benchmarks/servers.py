@@ -60,6 +60,7 @@ def started(
 def lamina(app: str, *options: str, env: dict[str, str] | None = None) -> Iterator[str]:
     port = free_port()
     command = [sys.executable, "-m", "lamina", "serve", str(APPS / app), "--port", str(port), "--json", *options]
+    command += [f"--env={name}" for name in env or {}]
     with started(command, env):
         wait_for(f"http://127.0.0.1:{port}/readyz", None)
         yield f"http://127.0.0.1:{port}"

@@ -40,7 +40,7 @@ class Callers:
 def run(bench: Bench) -> None:
     for home in ("0", "1"):
         os.environ["LAMINA_HOME"] = home
-        with served(app="benchmarks/gpu/beside_app.py") as (_, port, _pid):
+        with served("--env", "LAMINA_HOME", app="benchmarks/gpu/beside_app.py") as (_, port, _pid):
             for _ in range(5):
                 once(port, request("resnet50", patient=True))
                 once(port, post("/v1/functions/long_work", ROUNDS, patient=True))

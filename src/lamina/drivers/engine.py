@@ -107,7 +107,7 @@ class EngineShared:
     ) -> None:
         """`declared` is added to the environment of the operator's own functions; `spec_of` finds what a function asks for."""
         self.spec_of = spec_of
-        self._declared = dict(declared or {})
+        self.declared = dict(declared or {})
         self.sources: dict[str, TargetSource] = {}  #: by function and workflow, of all that was deployed
         self.load_errors: dict[str, ErrorInfo] = {}
         self.origin: OriginOf | None = None  #: tenant and trace of a job, for functions that ask
@@ -146,7 +146,7 @@ class EngineShared:
     def environment(self, function: str) -> dict[str, str]:
         """Environment variables for processes of a function: the secrets of its tenant, and what the operator has declared."""
         tenant = self.source(function).tenant
-        return {**({} if tenant else self._declared), **self._tenant_environment(tenant)}
+        return {**({} if tenant else self.declared), **self._tenant_environment(tenant)}
 
     def trace(self, origin: OriginOf, on_spans: OnSpans | None = None) -> None:
         """Tell functions the origin of their jobs, and report their spans."""

@@ -82,7 +82,9 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
         self.usage: ExecutorUsage | None = None  #: what the executor said last
         self.loads: dict[str, dict[str, float]] = {}  #: by function: where the time of its last load went, in milliseconds
         self._slicer, self._ordinal = slicer, ordinal
-        self._spec = ProcessSpec(EXECUTOR, from_executor_reader, environment or {}, cores=allowed_cores())
+        declared = self.shared.declared  # no function of a stranger is in this process
+        self._spec = ProcessSpec(EXECUTOR, from_executor_reader, {**declared, **(environment or {})}, cores=allowed_cores())
+        self._uses_mps = bool(environment)
         self._output: LogPipe | None = None  #: one pipe for all executors there will be
         self._supervisor: ExecutorSupervisor | None = None  #: from `start` on
 
@@ -122,7 +124,7 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
         if self._output is not None:
             self._spec = replace(self._spec, output=self._output.fd)
         has_room = not back_end(self._slicer).has_device or self.device.memory_mib >= 10 * STANDBY_MIB
-        opens_ahead = has_room and not self._spec.environment  # of MPS
+        opens_ahead = has_room and not self._uses_mps
         self._supervisor = ExecutorSupervisor(
             self._setup, self._spec, self.references, self._on_frame, self._on_executor_lost, opens_ahead=opens_ahead
         )
