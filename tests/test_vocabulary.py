@@ -19,7 +19,7 @@ WHERE = {
     "lease": "core/scheduling/leases.py",
     "cluster": "core/scheduling/cluster.py",
     "rolling update": "core/scheduling/rolling_update.py",
-    "token bucket": "core/scheduling/token_bucket.py",
+    "token bucket": "core/token_bucket.py",
     "journal": "core/workflow/journal.py",
     "critical path": "core/workflow/critical_path.py",
     "fair share": "core/tenancy/fair_share.py",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from benchmarks.gpu.common import Bench
-from lamina.core.scheduling.token_bucket import quota_bucket
+from lamina.core.token_bucket import quota_bucket
 from lamina.types import QuotaSpec
 
 

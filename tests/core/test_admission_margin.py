@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lamina.core.scheduling.admission_margin import MAX_MARGIN, STEP, WORKFLOW_STEP, AdmissionMargin
+from lamina.core.scheduling.admission_margin import MAX_MARGIN, MAX_STEPS, STEP, WORKFLOW_STEP, AdmissionMargin
 from lamina.core.scheduling.jobs import Job
 from lamina.core.workflow.flow import Choice, Flow, Task
 from lamina.core.workflow.runs import WorkflowRun
@@ -25,7 +25,7 @@ def falls_at(node: str) -> int:
     """The margin after a run failed there, of the 40 ms it had."""
     promises, run = AdmissionMargin(), WorkflowRun(Call("c", "cascade", 0, 40_000, 40_000), CASCADE, None)
     run.add_job(Job(1, run, 0, node, node, 0, 40_000, 40_000))
-    promises.on_call_ended(run, in_time=False)
+    promises.on_call_ended(0, run, in_time=False)
     return promises.margin_us("cascade")
 
 
@@ -39,10 +39,11 @@ ALLOWED_US = 40_000
 
 
 def after(*ends: bool, flow: Flow = ONE) -> int:
-    """The margin after calls that ended in time or not."""
+    """The margin after calls that ended in time or not, one after another."""
     promises = AdmissionMargin()
-    for in_time in ends:
-        promises.on_call_ended(WorkflowRun(Call("c", flow.name, 0, ALLOWED_US, ALLOWED_US), flow, None), in_time)
+    for number, in_time in enumerate(ends):
+        run = WorkflowRun(Call("c", flow.name, 0, ALLOWED_US, ALLOWED_US), flow, None)
+        promises.on_call_ended(number * 2 * ALLOWED_US, run, in_time)
     return promises.margin_us(flow.name)
 
 
@@ -61,3 +62,16 @@ def test_it_stays_where_as_many_are_late_as_the_goal_allows():
 
 def test_where_all_are_in_time_it_goes_away():
     assert after(False, *[True] * 100) == 0
+
+
+def test_a_crowd_that_is_late_at_once_counts_for_a_few_calls():
+    """One stall makes a whole queue late; all of it was admitted before the first of them could tell."""
+    margin = AdmissionMargin()
+    for _ in range(300):
+        margin.on_call_ended(1_000, WorkflowRun(Call("c", "one", 0, ALLOWED_US, ALLOWED_US), ONE, None), in_time=False)
+    assert margin.margin_us("one") == pytest.approx(MAX_STEPS * STEP * ALLOWED_US, rel=0.02)
+
+
+def test_a_margin_too_wide_is_given_up_faster_than_it_was_learnt_call_by_call():
+    """Three hundred calls in time, where three of them might have been late: it shrinks by a third, not by three steps."""
+    assert after(*[False] * 40, *[True] * 300) < 0.75 * (40 - 3) * STEP * ALLOWED_US

@@ -7,8 +7,8 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lamina.core.bandwidth import BandwidthRule, bandwidth_rule
 from lamina.core.lifecycle import InstancePhase
-from lamina.core.scheduling.bandwidth import BandwidthRule, bandwidth_rule
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import Batch, Instance
 from lamina.predict.interference import BandwidthInterference, LinearInterference

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.core.events import Deployed
-from lamina.core.scheduling.token_bucket import TokenBucket
+from lamina.core.token_bucket import TokenBucket
 from lamina.policies import edf, fifo
 from lamina.types import NEVER_US, QuotaSpec
 from tests.script import Script, a_function

@@ -17,7 +17,7 @@ from lamina.planner.interference import ColocatedBatch
 from lamina.policies import fifo, new_controller
 from lamina.predict.profile import Point, Profile
 from lamina.predict.profile_table import ProfileTable
-from lamina.sim.hardware_model import HardwareModel
+from lamina.sim.hardware_model import HardwareModel, WayModel
 from lamina.types import Call, DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits
 
 pytestmark = pytest.mark.live
@@ -32,11 +32,13 @@ class Twice:
         return 2.0 if neighbours else 1.0
 
 
-async def worked_us(names: Sequence[str], kill: str = "") -> list[int]:
-    """How long batches of calls that come at once say they took: one unit and 40 ms alone, each."""
+async def worked_us(names: Sequence[str], kill: str = "", way_us: int = 0) -> list[int]:
+    """How long batches of calls that come at once say they took: one unit and 40 ms alone, each. With a way to their device, how
+    long that is thought to be comes last."""
     points = [Point(batch=1, units=1, p50_us=40_000)]
     profiles = [Profile(function=name, device="gpu", points=points, load_us=1) for name in "ab"]
     world = HardwareModel(ProfileTable(profiles), random.Random(1), 0.0, load_noise=0.0, interference=Twice())
+    world.ways = {"gpu": WayModel(way_us)} if way_us else {}
     engine, took_us = EmulatedEngine([TWO], world), list[int]()
 
     def watch(_now_us: int, event: Event, _actions: list[Action]) -> None:
@@ -64,7 +66,12 @@ async def worked_us(names: Sequence[str], kill: str = "") -> list[int]:
     await asyncio.wait_for(done.wait(), 60)
     await loop.stop()
     assert all(isinstance(ending, Reply) for ending in ends)
-    return took_us
+    return [*took_us, loop.controller.state.devices["d"].way_us] if way_us else took_us
+
+
+def test_the_way_to_a_device_is_measured_and_no_part_of_its_own_time():
+    took_us, way_us = asyncio.run(worked_us(["a"], way_us=30_000))
+    assert took_us == 40_000 and way_us >= 30_000
 
 
 def test_alone_a_batch_takes_what_its_profile_says():

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lamina.core.lifecycle import InstancePhase
 from lamina.core.scheduling.jobs import ActiveCall, Job
+from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.queues import Queue
-from lamina.core.scheduling.state import ArrivalStats, FunctionState
+from lamina.core.scheduling.state import ArrivalStats, Batch, FunctionState, Instance
 from lamina.core.workflow.flow import function_flow
 from lamina.planner.batching import QUIET_GAPS, batchable_prefix, commit_at_us, largest_batch_within, wait_until_us
-from lamina.types import NEVER_US, Call, FunctionSpec, Slo
+from lamina.types import NEVER_US, Call, DeviceSpec, FunctionSpec, Slo
 
 RUN = ActiveCall(Call("c", "f", 0), function_flow("f", Slo()), None)
 rising = st.lists(st.integers(0, 1_000), min_size=1, max_size=40).map(lambda steps: list(accumulate(steps)))
@@ -74,6 +76,14 @@ def test_nobody_waits_while_nothing_is_known():
     assert wait_until_us(5, a_function(1.0, 5), 1, 16, lambda n: 0, NEVER_US) == 5
 
 
-@pytest.mark.parametrize(("count", "at_us"), [(8, 0), (9, 0), (7, 9_500), (1, 9_500)])
-def test_a_full_batch_is_booked_at_once_and_any_other_just_in_time(count: int, at_us: int):
-    assert commit_at_us(10_000, count, 8, 500) == at_us
+@pytest.mark.parametrize(
+    ("way_us", "usual", "at_us"),
+    [(0, 1.0, 9_500), (0, 0.8, 9_500), (2_000, 1.0, 7_500), (2_000, 0.9, 6_500), (2_000, 0.5, 5_500)],
+    ids=["at hand", "at hand, and early", "away", "away, and early", "never two ways ahead"],
+)
+def test_a_batch_that_could_still_grow_is_sent_just_in_time_to_be_there(way_us: int, usual: float, at_us: int):
+    """Behind one that ends in 10 ms, half a millisecond ahead; and as much sooner as batches usually end before their time."""
+    device = Device(DeviceSpec(id="d", kind="gpu", units=1, memory_mib=1), way_us=way_us)
+    instance = Instance("f-1", "f", "d", InstancePhase.WARM, 0)
+    before = Batch(1, instance, device, 1, [], 10_000, started_us=0, early_us=int(10_000 * (1 - usual) + 0.5))
+    assert commit_at_us(before, 500) == at_us

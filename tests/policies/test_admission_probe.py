@@ -31,7 +31,7 @@ def after_broken_promises(script: Script, policy: Callable[[], DispatchRole]) ->
     for number in range(60):
         script.at(number * 200 * MS).arrives(f"late{number}", within_us=100 * MS)
         if script.running:
-            script.at(script.now_us + 101 * MS).finishes()
+            script.at(script.now_us + 101 * MS).finishes(took_us=101 * MS)
     return script.at(12_000 * MS)
 
 

@@ -118,7 +118,7 @@ def test_a_slice_elsewhere_is_waited_for_if_it_saves_more_than_three_percent(che
     [slot] = free_candidates(view, tables, BlockingRule(), function)
     config = slot.cheapest_within(1, 100 * MS)
     assert config is not None
-    batch = NextBatch(function, [a_job(1, 100 * MS)], in_time=True, has_goal=True, plan=None, fastest_us=0)
+    batch = NextBatch(function, [a_job(1, 100 * MS)], in_time=True, has_goal=True, plan=None, fastest_us=0, soonest_us=0)
     found = cheaper_upcoming_slots(view, tables, BlockingRule(), batch, slot, config, spare=0.0, cost_limit=math.inf)
     assert len(found) == places
 

@@ -9,7 +9,10 @@ import pytest
 
 from lamina.predict.profile import Handover, Point, Profile
 from lamina.predict.profile_table import ProfileTable
-from lamina.sim.hardware_model import HardwareModel
+from lamina.sim.hardware_model import HardwareModel, WayModel
+from lamina.types import DeviceSpec
+
+GPU = DeviceSpec(id="gpu-0", kind="gpu", units=1, memory_mib=1_000)
 
 
 def world(**more: object) -> HardwareModel:
@@ -34,8 +37,22 @@ def test_a_profile_with_nothing_but_a_tail_spreads_around_its_median():
 
 
 def test_handing_over_takes_something_for_a_batch_and_something_for_each_item():
-    assert world(handover=Handover(500.0, 20.0)).handover_us("f", "gpu", 8) == 660
+    assert world(handover=Handover(500.0, 20.0)).handover_us("f", GPU, 8) == 660
 
 
 def test_what_nobody_measured_takes_nothing():
-    assert world().handover_us("f", "gpu", 8) == 0
+    assert world().handover_us("f", GPU, 8) == 0
+
+
+@pytest.mark.parametrize("key", ["gpu-0", "gpu"], ids=["of this device", "of all of its kind"])
+def test_the_way_to_a_device_comes_on_top(key: str):
+    made = world(handover=Handover(500.0, 20.0))
+    made.ways = {key: WayModel(3_000)}
+    assert made.handover_us("f", GPU, 8) == 3_660
+
+
+def test_a_way_spreads_around_its_median():
+    made = world()
+    made.ways = {"gpu": WayModel(3_000, 0.3)}
+    ways = sorted(made.handover_us("f", GPU, 8) for _ in range(2_000))
+    assert statistics.median(ways) == pytest.approx(3_000, rel=0.05) and ways[20] < 1_800 and ways[-20] > 5_000

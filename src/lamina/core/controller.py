@@ -110,7 +110,7 @@ class Controller:
         self._recheck_due = False  #: a recheck that the policy asked for is due
         self.is_deciding = False  #: the event itself has been handled: what is raised now is not of its call
         self._housekeeping_at_us = HOUSEKEEPING_US
-        self._margin = margin = AdmissionMargin(self.flows)
+        self._margin = margin = AdmissionMargin(self.flows, state.devices)
         self._fair_share = tenancy = FairShare(state, margin, policy.order)
         picks = getattr(policy, "picks_slice_size", False)
         self.view = view = View(state, predictor, self.flows, margin, tenancy.weight_of, picks_slice_size=picks, explain=explain)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from msgspec import Struct
 
 from lamina.core.actions import Reject
-from lamina.core.scheduling.bandwidth import bandwidth_rule
+from lamina.core.bandwidth import bandwidth_rule
 from lamina.core.scheduling.jobs import Job, Target
 from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.slots import Slot as Slot
@@ -234,18 +234,26 @@ class View(Clock):
         return self.predictor.latency_us(function, device.spec.kind, batch, units, cores)
 
     def fastest_us(self, function: str) -> int:
-        """Latency of a job alone on the device that suits it best; 0 while not known."""
+        """Latency of a job alone on the device that suits it best, with the way there and back; 0 while not known."""
         spec, latency_us = self.functions[function].spec, self.predictor.latency_us
         times: dict[tuple[str, int], int] = {}
+        ways: dict[tuple[str, int], int] = {}
         for device in self.devices.values():
             where = device.spec
-            if spec.fits_family(where.family) and (where.kind, where.units) not in times:
+            kind = (where.kind, where.units)
+            if kind in ways and device.way_us < ways[kind]:
+                ways[kind] = device.way_us
+            if spec.fits_family(where.family) and kind not in times:
                 us = 0
                 if self.picks_slice_size and where.limits.per_batch:
                     us = latency_us(function, where.kind, 1, max(where.limits.sizes, default=where.units), where.cores)
                 us = us or latency_us(function, where.kind, 1, spec.units_on(where), spec.cores_on(where))
-                times[where.kind, where.units] = us
-        return min(times.values(), default=0)
+                times[kind], ways[kind] = us, device.way_us
+        return min((us + ways[kind] if us else 0 for kind, us in times.items()), default=0)
+
+    def reach_us(self, device: Device) -> int:
+        """Where a batch starts at once: when its time begins to count (`Slot.at_us`)."""
+        return self.now_us + device.way_us
 
     def transfer_us(self, jobs: Iterable[Job], device: Device) -> int:
         """Time to bring the inputs of these jobs to the device, one after another."""

@@ -100,7 +100,7 @@ class EmulatedEngine:
         now_us, spec = clock_us(), self._specs[action.device]
         size, units = len(action.jobs), action.mask.bit_count()
         work_us = self._world.batch_us(action.function, spec.kind, size, units, action.cores)
-        back_us = self._world.handover_us(action.function, spec.kind, size)
+        back_us = self._world.handover_us(action.function, spec, size)
         self._open[action.batch_id] = (action, back_us - back_us // 2)
         running = ColocatedBatch(action.function, size, units / spec.units)
         entry = BatchWork(action.batch_id, running, now_us + back_us // 2, action.behind, action.transfer_us, work_us)

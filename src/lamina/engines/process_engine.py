@@ -22,7 +22,7 @@ from msgspec import Struct, structs
 from lamina import encoding
 from lamina.core.actions import Action, DropJob, Kill, Load, Resize, StartBatch, Unload
 from lamina.core.events import BatchFailed, BatchFinished, Event, Heartbeat, InstanceReady
-from lamina.core.scheduling.token_bucket import TokenBucket
+from lamina.core.token_bucket import TokenBucket
 from lamina.drivers.engine import EngineShared, JobValues
 from lamina.engines.inflight import BatchT, InFlightBatches, deliver_results, encode_jobs
 from lamina.ipc.framing import FrameError

@@ -79,16 +79,17 @@ def should_wait_for_resubmits(function: FunctionState, before: Batch, count: int
 
 
 LEAD_US = 100
-"""How long before its slice is free a batch that could still grow is committed: what a hand-over takes (decision 0002)."""
+"""How long before its slice is free a batch that could still grow is committed, besides the way to its device (decision 0002)."""
 
 
-def commit_at_us(ends_us: int, count: int, most: int, lead_us: int) -> int:
-    """When to commit a batch behind a running one: a full batch at once, else as late as the hand-over allows.
+def commit_at_us(before: Batch, lead_us: int, is_full: bool = False) -> int:
+    """When to commit a batch behind a running one: as late as leaves the device no gap.
 
-    A committed batch cannot grow, so committing early trades batch size for nothing; `lead_us` before the slice is free still
-    leaves the device no gap.
+    A committed batch cannot grow, so committing one that is not full early trades its size for nothing. The end of the batch
+    before is seen here half a way after it happens, and what is sent takes as long to get there: so a whole way, and `lead_us`,
+    before that end is seen.
     """
-    return 0 if count >= most else ends_us - lead_us
+    return before.expected_end_us - before.handover_us(is_full) - lead_us
 
 
 def is_most_urgent(view: View, function: FunctionState, device: Device) -> bool:

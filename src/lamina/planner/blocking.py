@@ -5,14 +5,14 @@ able to be?". Each function that is resident on the device and has an SLO tolera
 
     tolerance = SLO - its own time on the units it needs - margin
 
-A batch that holds its units for longer than that, and for longer than a few of the other's own batches take, may not take the
-units such a function would need: for each of them a block of the size it runs on must be free, or become free within its
-tolerance, beside this batch and the blocks kept for the others. How
-many blocks are kept for one follows its demand: as many as its calls keep busy, rejected ones included, and at least one. A
-function whose jobs have most of their time left takes what others do not need; after that it insists on an equal share of the
-device, so that under overload no function is kept out by what others ask for. A function counts while it has been called lately
-or has a standing instance. Its home, if it has one, is the block that is kept: so a home is lent only to batches that end within
-the owner's tolerance.
+until units are free for it. A batch that holds its units for longer than that, the way to the device and back included, and for
+longer than a few of the other's own batches take, may not take the units such a function would need: for each of them a block of
+the size it runs on must be free, or become free within its tolerance, beside this batch and the blocks kept for the others. (What
+starts there next is booked, and makes its own way while the batch before it runs.) How many blocks are kept for one follows its
+demand: as many as its calls keep busy, rejected ones included, and at least one. A function whose jobs have most of their time
+left takes what others do not need; after that it insists on an equal share of the device, so that under overload no function is
+kept out by what others ask for. A function counts while it has been called lately or has a standing instance. Its home, if it has
+one, is the block that is kept: so a home is lent only to batches that end within the owner's tolerance.
 
 What is kept is placed where it costs the batch least: on units that are not free yet but will be in time, else at the edge of the
 free ones. Where longer batches run already and no block is free in time, the one that is free first is kept: else long batches
@@ -57,8 +57,8 @@ PATIENCE = 0.5
 PEER = 3
 """Times what the batches of a function take: batches that are no longer do not block it, they take turns by deadline."""
 
-SAFETY = 0.1
-"""Part of an SLO that is left out of the tolerance: hand-over, and predictions that are a little off."""
+SAFETY = 0.05
+"""Part of an SLO that is left out of the tolerance: predictions that are a little off."""
 
 
 class Claim(NamedTuple):
@@ -87,7 +87,7 @@ class BlockingRule:
         self.blocked_us = -1  #: when units were last kept from a function
 
     def kept_units(self, view: View, function: FunctionState, device: Device, free: int, at_us: int, time_us: int) -> int:
-        """Units that a batch of the function, from `at_us` on for `time_us`, must leave to others."""
+        """Units that a batch of the function, which holds its own from `at_us` on for `time_us`, must leave to others."""
         claims = self.claims(view, device)
         if not claims or claims[0].tolerance_us >= time_us:
             return 0
@@ -280,6 +280,6 @@ def _claim(view: View, function: FunctionState, device: Device, slo_us: int, hom
         while batch > 1 and batch_us > slo_us // 2:
             batch //= 2
             batch_us = view.latency_us(spec.name, device, batch, units, cores) or alone_us
-    blocks = max(1, math.ceil(HEADROOM * batch_us / (batch * gap_us))) if gap_us < NEVER_US else 1
+    blocks = max(1, math.ceil(HEADROOM * (batch_us + device.way_us) / (batch * gap_us))) if gap_us < NEVER_US else 1
     tolerance_us = int(slo_us * (1 - SAFETY)) - batch_us
     return Claim(max(0, tolerance_us), spec.name, units, min(blocks, max(1, where.units // units)), home, batch_us)

@@ -60,9 +60,10 @@ def _upstream_batches(view: View, function: FunctionState) -> list[tuple[int, in
         more = sum(_leads_to(job, name) for job in jobs)
         place = next(iter(waiting.instances.values()), None)
         if more and place is not None:
+            device = view.devices[place.device]
             free_us = max((batch.expected_end_us for batch in place.batches.values()), default=view.now_us)
-            takes_us = view.latency_us(before, view.devices[place.device], len(jobs), place.units)
-            found.append((max(view.now_us, free_us) + takes_us, more))
+            takes_us = view.latency_us(before, device, len(jobs), place.units)
+            found.append((max(view.reach_us(device), free_us) + takes_us, more))
     return found
 
 

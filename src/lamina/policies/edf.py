@@ -18,6 +18,7 @@ from lamina.core.scheduling.state import FunctionState
 from lamina.planner.batching import (
     LEAD_US,
     batchable_prefix,
+    commit_at_us,
     is_most_urgent,
     largest_batch_within,
     recheck_at_count,
@@ -85,7 +86,7 @@ class Policy:
         jobs = batchable_prefix(queue.first(spec.max_batch))
         head = jobs[0]
         count = largest_batch_within(len(jobs), head.expires_us - slot.at_us, latency_us)
-        start_by_us = min(head.due_us, head.expires_us) - latency_us(min(count + 1, spec.max_batch))
+        start_by_us = min(head.due_us, head.expires_us) - latency_us(min(count + 1, spec.max_batch)) - slot.device.way_us
         if self.wait and count == len(queue):
             hold_us = wait_for_upstream_us(view, function, count, slot.at_us, latency_us, start_by_us)
             if hold_us > now_us:
@@ -97,7 +98,7 @@ class Policy:
                 yield Defer(spec.name, min(again_us, NEVER_US), spec.max_batch)
                 return
             full = count == spec.max_batch and is_most_urgent(view, function, slot.device)
-            at_us = min(0 if full else slot.at_us - self.lead_us, start_by_us)
+            at_us = min(0 if full else commit_at_us(slot.behind, self.lead_us), start_by_us)
             if at_us > now_us:
                 yield Defer(spec.name, at_us, spec.max_batch)
                 return

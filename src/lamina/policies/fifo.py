@@ -31,8 +31,8 @@ class Policy:
     def _fill(self, view: View, function: FunctionState, slot: Slot) -> Iterator[Decision]:
         """One batch for this slot, or a time to decide again."""
         spec, queue = function.spec, function.queue
-        if slot.behind is not None:
-            at_us = commit_at_us(slot.at_us, len(queue), spec.max_batch, self.lead_us)
+        if slot.behind is not None and len(queue) < spec.max_batch:
+            at_us = commit_at_us(slot.behind, self.lead_us)
             if at_us > view.now_us:
                 yield Defer(spec.name, at_us, spec.max_batch)
                 return

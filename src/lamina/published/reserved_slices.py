@@ -46,7 +46,7 @@ def idle_own_slices(view: View, function: FunctionState) -> Iterator[Slot]:
         cores = function.spec.cores_on(device.spec) if device.spec.cores else 0
         able = not home & device.busy and cores <= device.cores_free  # a batch that has started since may share the slice
         if able and home.bit_count() <= view.max_units_by_bandwidth(function, device):
-            yield Slot(instance, device, home, None, view.now_us, cores)
+            yield Slot(instance, device, home, None, view.reach_us(device), cores)
 
 
 def indebted_own_slices(view: View, function: FunctionState) -> Iterator[Slot]:

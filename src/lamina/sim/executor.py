@@ -71,7 +71,7 @@ class IndependentBatches:
         usage = self.accounting.devices[action.device]
         size = len(action.jobs)
         took_us = self.hardware.batch_us(action.function, usage.spec.kind, size, action.mask.bit_count(), action.cores)
-        handover_us = self.hardware.handover_us(action.function, usage.spec.kind, size)
+        handover_us = self.hardware.handover_us(action.function, usage.spec, size)
         start_us = now_us + handover_us // 2  # half of the handover comes first; of a booked batch it is over
         if action.behind:
             start_us = max(start_us, self._ends.get(action.behind, (now_us, 0))[0])
@@ -119,7 +119,7 @@ class InterferingBatches:
         spec = self.accounting.devices[action.device].spec
         size, units = len(action.jobs), action.mask.bit_count()
         work_us = self.hardware.batch_us(action.function, spec.kind, size, units, action.cores)
-        handover_us = self.hardware.handover_us(action.function, spec.kind, size)
+        handover_us = self.hardware.handover_us(action.function, spec, size)
         colocated = self._devices.get(action.device)
         if colocated is None:
             colocated = self._devices[action.device] = ColocatedBatches(self.model, spec.kind)

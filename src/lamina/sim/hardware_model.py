@@ -8,12 +8,23 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lamina.core.workflow.flow import Choice, Each, Node, Wait
 from lamina.planner.interference import InterferenceModel
 from lamina.predict.profile import Handover
 from lamina.predict.profile_table import ProfileTable
+from lamina.types import DeviceSpec
+
+
+class WayModel(NamedTuple):
+    """Way to a device, there and back: a median, and the sigma of the logarithm of what a batch takes over it."""
+
+    us: int
+    spread: float = 0.0
+
 
 P99_SIGMAS = 2.326
 """Standard deviations from the median to the 99th percentile."""
@@ -26,6 +37,7 @@ class HardwareModel:
     noise: float = 0.05  #: sigma of the logarithm of the true time over the profiled one; 0: none at all
     load_noise: float = 0.1  #: likewise, of loads; none either where there is no noise at all
     interference: InterferenceModel | None = None  #: None: batches beside each other do not feel each other
+    ways: Mapping[str, WayModel] = field(default_factory=dict)  #: by device, or by kind for all of one
     _sigma: dict[tuple[str, str], float] = field(default_factory=dict)  #: of profiles that say how far times spread
     _spread: dict[tuple[str, str], list[float]] = field(default_factory=dict)  #: likewise, of those that say how
     _handovers: dict[tuple[str, str], Handover] = field(default_factory=dict)
@@ -53,10 +65,14 @@ class HardwareModel:
         spread = self._spread.get((function, kind)) if self._spread else None
         return max(1, round(known[0] * (self._noise_ratio(known[1]) if spread is None else self._draw_ratio(spread))))
 
-    def handover_us(self, function: str, kind: str, batch: int) -> int:
-        """Handover time beside the time on the slice; 0 where it was not measured."""
-        found = self._handovers.get((function, kind))
-        return round(found.time_us(batch)) if found is not None else 0
+    def handover_us(self, function: str, device: DeviceSpec, batch: int) -> int:
+        """Time beside that on the slice: handover, where the profile has one, and the way to the device."""
+        found = self._handovers.get((function, device.kind))
+        us = found.time_us(batch) if found is not None else 0.0
+        if self.ways:
+            way = self.ways.get(device.id) or self.ways.get(device.kind)
+            us += way.us * self._noise_ratio(way.spread) if way is not None else 0.0
+        return round(us)
 
     def load_us(self, function: str, kind: str) -> int:
         return round(self.table.load_us(function, kind) * self._noise_ratio(self.load_noise if self.noise else 0.0))

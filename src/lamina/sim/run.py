@@ -66,7 +66,13 @@ def build_executor(scenario: Scenario, controller: Controller) -> SimulatedExecu
     table = ProfileTable(list(scenario.profiles), margin=scenario.margin)
     return SimulatedExecutor(
         controller,
-        HardwareModel(table, random_stream(scenario.seed, "world"), scenario.noise, interference=scenario.interference),
+        HardwareModel(
+            table,
+            random_stream(scenario.seed, "world"),
+            scenario.noise,
+            interference=scenario.interference,
+            ways=scenario.ways,
+        ),
         seed=scenario.seed,
         boot_us=scenario.boot_us,
         templates=scenario.templates,

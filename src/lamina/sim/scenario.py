@@ -20,7 +20,7 @@ from lamina.errors import BadScenario, LaminaError, UnknownPlugin, unreadable_fi
 from lamina.planner.interference import InterferenceModel
 from lamina.plugins import DEFAULT_POLICY
 from lamina.predict.profile import Profile
-from lamina.sim.hardware_model import P99_SIGMAS
+from lamina.sim.hardware_model import P99_SIGMAS, WayModel
 from lamina.sim.scenario_sections import read_devices, read_functions, read_interference, read_load, read_slo, read_tenant
 from lamina.sim.scenario_workflows import read_workflow
 from lamina.sim.toml_fields import Field, find_lines, read_present, required
@@ -59,6 +59,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     boot_us: int = 30_000_000  #: from asking for a device to having it
     templates: dict[str, DeviceSpec] = {}  #: kinds a policy may ask for, and
     spare_devices: dict[str, int] = {}  #: how many of each
+    ways: dict[str, WayModel] = {}  #: by device, or by kind: there and back; left out: none
     tenants: tuple[Tenant, ...] = ()  #: those with limits, or a weight of their own
     interference: InterferenceModel | None = None  #: what batches beside each other do to each other; None: nothing
 
@@ -101,7 +102,7 @@ def _scenario(root: Field, folder: Path) -> Scenario:
             brackets = "[scenario]" if section == "scenario" else f"[[{section}]]"
             raise root.error(f"{brackets} is missing", "scenarios/quickstart.toml is a small complete one")
     about = top["scenario"].table(*_ABOUT)
-    devices, templates, spare = read_devices(top["device"])
+    devices, templates, spare, ways = read_devices(top["device"])
     functions, profiles = read_functions(top["function"], templates, folder)
     flows = _flows(top["workflow"], {function.name for function in functions}) if "workflow" in top else ()
     targets = {function.name for function in functions} | {flow.name for flow in flows}
@@ -127,6 +128,7 @@ def _scenario(root: Field, folder: Path) -> Scenario:
         options=options,
         templates=templates,
         spare_devices=spare,
+        ways=ways,
         tenants=tuple(read_tenant(row) for row in top["tenant"].items()) if "tenant" in top else (),
         interference=read_interference(top["interference"], profiles, [one.name for one in functions])
         if "interference" in top

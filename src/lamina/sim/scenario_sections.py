@@ -43,6 +43,7 @@ from lamina.predict.interference import (
 from lamina.predict.profile import Point, Profile
 from lamina.predict.profile import read as read_profile
 from lamina.sim import workload
+from lamina.sim.hardware_model import WayModel
 from lamina.sim.toml_fields import Field, read_present, required
 from lamina.sim.workload import RateSegment, Workload
 from lamina.types import NEVER_US, OBJECTIVES, DeviceSpec, FunctionSpec, QuotaSpec, ScaleSpec, Slo, Tenant
@@ -69,14 +70,17 @@ _DEVICE_LIMITS: dict[str, tuple[str, Callable[[Field], Any]]] = {
 }
 """Key: where it goes, and how it is read."""
 
-_DEVICE_KEYS = ("kind", "count", "max", *_DEVICE_VALUES)
+_DEVICE_KEYS = ("kind", "count", "max", "way", *_DEVICE_VALUES)
 
 
-def read_devices(section: Field) -> tuple[tuple[DeviceSpec, ...], dict[str, DeviceSpec], dict[str, int]]:
-    """Devices that are there from the start; kinds a policy may ask for more of, and how many."""
+def read_devices(
+    section: Field,
+) -> tuple[tuple[DeviceSpec, ...], dict[str, DeviceSpec], dict[str, int], dict[str, WayModel]]:
+    """Devices that are there from the start; kinds a policy may ask for more of, and how many; and the way to those of a kind."""
     devices: list[DeviceSpec] = []
     templates: dict[str, DeviceSpec] = {}
     spare: dict[str, int] = {}
+    ways: dict[str, WayModel] = {}
     for row in section.items():
         fields = row.table(*_DEVICE_KEYS, *_DEVICE_LIMITS)
         kind = required(row, fields, "kind", f"one of {', '.join(sorted(PRESETS))}, or your own with units and memory").text()
@@ -87,9 +91,20 @@ def read_devices(section: Field) -> tuple[tuple[DeviceSpec, ...], dict[str, Devi
         devices.extend(replace(spec, id=f"{kind}-{place}") for place in range(count))
         templates[kind] = spec
         spare[kind] = fields["max"].integer(count) - count if "max" in fields else 0
+        if "way" in fields:
+            ways[kind] = _way(fields["way"])
     if not devices and not any(spare.values()):
         raise section.error("there is no device", "give one a count of at least 1")
-    return tuple(devices), templates, spare
+    return tuple(devices), templates, spare, ways
+
+
+def _way(field: Field) -> WayModel:
+    """ "3ms", or a table where it varies."""
+    if not isinstance(field.value, dict):
+        return WayModel(field.time_us())
+    fields = field.table("time", "spread")
+    spread = fields["spread"].number() if "spread" in fields else 0.0
+    return WayModel(required(field, fields, "time", 'such as "3ms"').time_us(), spread)
 
 
 def _device(row: Field, fields: dict[str, Field], kind: str) -> DeviceSpec:

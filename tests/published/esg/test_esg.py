@@ -71,7 +71,7 @@ def test_with_little_time_a_faster_one(script: Script):
 
 def test_time_that_an_early_step_wasted_is_made_up_for_by_the_next(script: Script):
     chain(script).at(0).arrives("c", target="w", within_us=100 * MS)
-    script.at(70 * MS).finishes()
+    script.at(70 * MS).finishes(took_us=70 * MS)
     assert (last(script).function, last(script).mask.bit_count()) == ("g", 2)
 
 

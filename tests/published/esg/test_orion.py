@@ -51,8 +51,8 @@ def test_what_a_step_took_does_not_change_the_size_of_the_next(script: Script):
 def test_a_tighter_deadline_gets_faster_sizes(script: Script):
     given(script)
     script.at(0).arrives("loose", target="w", within_us=400 * MS)
-    script.at(40 * MS).finishes()
-    script.at(80 * MS).finishes()
+    script.at(40 * MS).finishes(took_us=40 * MS)
+    script.at(80 * MS).finishes(took_us=40 * MS)
     script.at(100 * MS).arrives("tight", target="w", within_us=40 * MS)
     loose, _, tight = (batch.mask.bit_count() for batch in script.batches)
     assert loose < tight

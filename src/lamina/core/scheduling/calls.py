@@ -127,7 +127,7 @@ class CallRegistry:
         call, now_us = run.call, self._view.now_us
         self._close(run)
         if run.estimated_us:
-            self._margin.on_call_ended(run, now_us <= call.expires_us)
+            self._margin.on_call_ended(now_us, run, now_us <= call.expires_us)
         self._out.append(
             Reply(
                 call.id,
@@ -147,7 +147,7 @@ class CallRegistry:
         self._close(run)
         too_late = ending.error == "deadline"
         if run.estimated_us and too_late:
-            self._margin.on_call_ended(run, in_time=False)
+            self._margin.on_call_ended(self._view.now_us, run, in_time=False)
         for job in list(run.jobs.values()):
             if too_late and job.is_queued:
                 self.record_rejection(self._state.functions[job.function])

@@ -17,7 +17,7 @@ from lamina.core.scheduling.jobs import QUEUED, start
 from lamina.core.scheduling.leases import Device, slice_label
 from lamina.core.scheduling.queues import DispatchQueue
 from lamina.core.scheduling.state import Batch, ControllerState, Instance
-from lamina.core.scheduling.token_bucket import time_share_bucket
+from lamina.core.token_bucket import time_share_bucket
 from lamina.errors import PolicyError
 from lamina.types import DeviceSpec, FunctionSpec
 
@@ -45,7 +45,9 @@ class Cluster:
         transfer_us = self._view.transfer_us(jobs, device) if device.spec.link_mib_per_s else 0
         if predicted_us:
             predicted_us += transfer_us
-        if predicted_us and slot.at_us + predicted_us > max([job.expires_us for job in jobs]):
+        now_us, way_us = self._view.now_us, device.way_us
+        soonest_us = max(now_us, slot.at_us - way_us)  # a policy that does not count the way is not in error
+        if predicted_us and soonest_us + predicted_us > max([job.expires_us for job in jobs]):
             raise PolicyError(f"every job of this batch of {function.spec.name} would be too late")
         batch = Batch(
             self._state.next_batch_id(),
@@ -55,13 +57,16 @@ class Cluster:
             jobs,
             predicted_us,
             planned_start_us=slot.at_us,
+            sent_us=now_us,
+            ready_us=now_us + way_us,
             cores=slot.cores,
             transfer_us=transfer_us,
+            early_us=int(predicted_us * (1 - function.usual_part)),
         )
         if behind is not None:
             batch.book_behind(behind)
         else:
-            batch.begin(self._view.now_us)
+            batch.begin(now_us)
             device.lease(batch.id, batch.mask, batch.cores)
         self._state.batches[batch.id] = batch
         instance.add_batch(batch)

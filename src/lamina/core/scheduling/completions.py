@@ -65,6 +65,10 @@ class Completions:
         function.on_batch_finished(now_us, count, device_us, not batch.jobs[0].run.is_workflow)
         if device_us:  # else it never ran, and says nothing about how long it takes
             self._view.predictor.observe(function.spec.name, device.kind, count, batch.mask.bit_count(), device_us, batch.cores)
+            if batch.predicted_us:
+                function.on_prediction(batch.predicted_us, device_us + batch.transfer_us)
+            if batch.started_us == batch.sent_us:  # not booked: then all the rest of its time was the way
+                batch.device.observe_way(now_us - batch.sent_us - batch.transfer_us - device_us)
         if instance.bucket:
             instance.bucket.charge(now_us, device_us)
         if self._tenancy.enabled:

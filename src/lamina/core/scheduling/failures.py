@@ -100,7 +100,7 @@ class Failures:
                 self._cluster.kill_instance(instance, "load-hung")
 
     def _hang_timeout_us(self, batch: Batch) -> int:
-        return max(5 * batch.predicted_us, self._hang_floor_us) if batch.predicted_us else 60_000_000
+        return max(5 * batch.predicted_us, self._hang_floor_us) + batch.device.way_us if batch.predicted_us else 60_000_000
 
     def _retry_jobs(self, batch: Batch, reason: str, *, blamed: bool) -> None:
         """Retry the jobs of a failed batch: in batches half as large; alone, once more; then no more."""

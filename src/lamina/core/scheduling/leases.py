@@ -1,4 +1,4 @@
-"""Leases of units of a device. A set of units is an integer, one bit each: disjoint is `a & b == 0`."""
+"""Leases of units of a device, and the way to it. A set of units is an integer, one bit each: disjoint is `a & b == 0`."""
 
 from __future__ import annotations
 
@@ -41,6 +41,55 @@ def slice_label(device: str, mask: int) -> str:
     return f"{device}/{low}" if low == high else f"{device}/{low}-{high}"
 
 
+WAY_SMOOTHING = 0.1
+"""Weight of the newest observation of the way to a device."""
+
+WAY_FIRST_DEVIATION = 0.1
+"""Deviation assumed of a way that was seen once, as a part of it."""
+
+WAY_PLAN_DEVIATIONS = 2.0
+"""Mean deviations that a plan adds: one that plans with the mean is late half of the time."""
+
+WAY_CLIP, WAY_CLIP_US = 4, 1_000
+"""One observation counts for so many times what is planned with at most, or this if that is more: one stall of the machine is no
+longer way, and a way that is longer for good is known after a handful of batches."""
+
+WAY_RELAXED = 0.7
+"""What is left of it when nothing has run for long that could prove it wrong."""
+
+
+@dataclass(slots=True)
+class WayEstimate:
+    """Way to a device, there and back: hand-over, a network, and whatever else lies between the controller and a slice.
+
+    Measured per device, from the start of a batch to its result less the executor's own time, and planned with in every estimate.
+    So a device that is far away, or whose machine is busy, gets less to do, and no other does.
+    """
+
+    planning_us: int = 0
+    _seen: int = 0
+    _mean_us: float = 0.0
+    _deviation_us: float = 0.0
+
+    def observe(self, way_us: int) -> None:
+        seen_us, mean_us = float(max(0, way_us)), self._mean_us
+        if not self._seen or seen_us < 0.5 * mean_us - self._deviation_us:  # the first, or it is far shorter than it was
+            self._seen, self._mean_us, self._deviation_us = 1, seen_us, WAY_FIRST_DEVIATION * seen_us
+        else:
+            self._seen += 1
+            step = max(WAY_SMOOTHING, 1 / self._seen)
+            seen_us = min(seen_us, float(max(WAY_CLIP * self.planning_us, WAY_CLIP_US)))
+            self._deviation_us += step * (abs(seen_us - mean_us) - self._deviation_us)
+            self._mean_us += step * (seen_us - mean_us)
+        self.planning_us = int(self._mean_us + WAY_PLAN_DEVIATIONS * self._deviation_us)
+
+    def relax(self) -> None:
+        """Believe it less: calls are rejected because of it, and none runs that could prove it wrong."""
+        self._mean_us *= WAY_RELAXED
+        self._deviation_us *= WAY_RELAXED
+        self.planning_us = int(self._mean_us + WAY_PLAN_DEVIATIONS * self._deviation_us)
+
+
 @dataclass(slots=True)
 class Device:
     spec: DeviceSpec
@@ -53,6 +102,8 @@ class Device:
     time_shares: dict[str, float] = field(default_factory=dict)  #: instance -> part of the time on its home; left out: all of it
     cores: dict[int, int] = field(default_factory=dict)  #: batch -> cores of the host
     cores_busy: int = 0
+    way_us: int = 0  #: there and back, to plan with: from starting a batch to its result, less its own time on the slice
+    _way: WayEstimate = field(default_factory=WayEstimate)
     all_units: int = field(init=False)  #: all its units
 
     def __post_init__(self) -> None:
@@ -61,6 +112,14 @@ class Device:
     @property
     def cores_free(self) -> int:
         return self.spec.cores - self.cores_busy
+
+    def observe_way(self, us: int) -> None:
+        self._way.observe(us)
+        self.way_us = self._way.planning_us
+
+    def relax_way(self) -> None:
+        self._way.relax()
+        self.way_us = self._way.planning_us
 
     def available_units(self, instance: str) -> int:
         """Units this instance may lease now: not busy, and not reserved for another."""

@@ -14,7 +14,7 @@ from lamina.core.policy import LoadInstance, UnloadInstance
 from lamina.core.scheduling.cluster import Cluster
 from lamina.core.scheduling.queues import DispatchQueue, Order, Queue
 from lamina.core.scheduling.state import Clock, ControllerState, FunctionState, Instance
-from lamina.core.scheduling.token_bucket import quota_bucket
+from lamina.core.token_bucket import quota_bucket
 from lamina.errors import PolicyError
 from lamina.types import FunctionSpec
 

@@ -30,7 +30,7 @@ class Slot(Struct, frozen=True):
     device: Device
     mask: int
     behind: Batch | None
-    at_us: int  #: when it would start
+    at_us: int  #: when its time would begin to count: its result is here that long after. The way there and back is in it
     cores: int = 0  #: of the host, where they are counted
 
     @property
@@ -86,7 +86,7 @@ def upcoming_slots(view: View, function: FunctionState, before_us: int) -> Itera
         per_batch = device.spec.limits.per_batch
         home = device.homes.get(instance.id, 0)
         for batch in _predecessors(view, function, instance, device):
-            at_us = max(now_us, batch.expected_end_us)
+            at_us = max(now_us + device.way_us, batch.expected_end_us)
             if at_us <= before_us and (batch.mask == home or per_batch):
                 yield instance, device, batch.mask, batch.cores, batch.mask == home, at_us, batch
 
@@ -115,13 +115,14 @@ def slots(view: View, function: FunctionState, units: int = 0, cores: int = 0) -
             if not mask or (view.bandwidth is not None and mask.bit_count() > view.max_units_by_bandwidth(function, device)):
                 crowded.append((instance, device, wanted, wanted_cores))
                 break
-            yield Slot(instance, device, mask, None, now_us, wanted_cores)
+            yield Slot(instance, device, mask, None, now_us + device.way_us, wanted_cores)
             if not mask & device.busy:
                 break  # not taken, so nothing else here would be
     for instance, device, wanted, wanted_cores in crowded:
         behind = _soonest(view, function, instance, device, wanted, wanted_cores)
         if behind is not None:
-            yield Slot(instance, device, behind.mask, behind, max(now_us, behind.expected_end_us), wanted_cores)
+            at_us = max(now_us + device.way_us, behind.expected_end_us)
+            yield Slot(instance, device, behind.mask, behind, at_us, wanted_cores)
 
 
 def next_slot_us(view: View, function: FunctionState) -> int:
@@ -133,7 +134,8 @@ def next_slot_us(view: View, function: FunctionState) -> int:
         ready_us = min((debt_us for debt_us in debts if debt_us > now_us), default=0)
     if ready_us <= now_us and horizon_us < NEVER_US:
         hosts = {instance.device for instance in function.instances.values()}
-        ends = [batch.expected_end_us for batch in view.batches.values() if batch.device.spec.id in hosts]
+        batches = [batch for batch in view.batches.values() if batch.device.spec.id in hosts]
+        ends = [batch.expected_end_us - batch.handover_us() for batch in batches]
         ready_us = min((end_us for end_us in ends if end_us > now_us + horizon_us), default=0) - horizon_us
     return ready_us if ready_us > now_us else NEVER_US
 
@@ -176,7 +178,8 @@ def _soonest(view: View, function: FunctionState, instance: Instance, device: De
     best: Batch | None = None
     for batch in _predecessors(view, function, instance, device):
         fits = batch.mask.bit_count() >= units and batch.cores >= cores
-        fits = fits and batch.expected_end_us - view.now_us <= view.booking_horizon_us and (per_batch or batch.mask == home)
+        until_us = batch.expected_end_us - batch.handover_us() - view.now_us
+        fits = fits and until_us <= view.booking_horizon_us and (per_batch or batch.mask == home)
         if view.bandwidth is not None:
             fits = fits and batch.mask.bit_count() <= view.max_units_by_bandwidth(function, device, batch)
         if fits and (best is None or batch.expected_end_us < best.expected_end_us):

@@ -18,7 +18,7 @@ from lamina.core.lifecycle import INSTANCE_TRANSITIONS, InstancePhase
 from lamina.core.scheduling.jobs import ActiveCall, Job
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.queues import Queue
-from lamina.core.scheduling.token_bucket import TokenBucket
+from lamina.core.token_bucket import TokenBucket
 from lamina.types import NEVER_US, FunctionSpec
 
 if TYPE_CHECKING:
@@ -117,14 +117,29 @@ class Batch(Struct, eq=False):
     behind: Batch | None = None  #: whose slice it inherits
     follower: Batch | None = None  #: booked behind it
     planned_start_us: int = 0  #: start expected when it was decided
+    sent_us: int = 0  #: when it was decided
+    ready_us: int = 0  #: its time counts from then on at the earliest: it must get to its device, and its result back
     cores: int = 0  #: of the host
     transfer_us: int = 0  #: part of the prediction: bringing its inputs over
+    early_us: int = 0  #: how much sooner than predicted batches of its function usually end
     heartbeat_us: int = -1  #: when one of its jobs last said that it is alive
 
     @property
     def expected_end_us(self) -> int:
-        """When it is expected to end."""
-        return (self.started_us if self.started_us >= 0 else self.planned_start_us) + self.predicted_us
+        """When its result is expected here. A booked batch gets to its device while the one before it runs."""
+        from_us = self.started_us if self.started_us >= 0 else self.planned_start_us
+        return (from_us if from_us > self.ready_us else self.ready_us) + self.predicted_us
+
+    @property
+    def slice_free_us(self) -> int:
+        """When its slice is expected to be free, after what is booked behind it too."""
+        return self.expected_end_us if self.follower is None else self.follower.expected_end_us
+
+    def handover_us(self, is_full: bool = False) -> int:
+        """How long before its expected end the batch behind it must be sent, so that the slice does not wait: the way, and as
+        much as it may end sooner than predicted. That is bounded by what such a wait costs; less so where it cannot grow."""
+        way_us, early_us = self.device.way_us, self.early_us
+        return way_us + (min(2 * early_us, 4 * way_us) if is_full else min(early_us, way_us))
 
     def begin(self, now_us: int) -> None:
         self.started_us = now_us
@@ -211,6 +226,7 @@ class FunctionState:
     loads_started: int = 0  #: for instance names
     expected_jobs: float = 0.0  #: that runs in flight are yet to bring
     rejections: int = 0  #: since its last batch ended
+    usual_part: float = 1.0  #: of the time predicted, which is seldom exceeded: what batches take on average
     jobs_in_quarantine: int = 0  #: ran beside others on a worker that died, and have not been tried since
 
     def batches_at_once(self, device: Device) -> int:
@@ -250,6 +266,10 @@ class FunctionState:
         self.arrivals.on_batch_ended(now_us, size, device_us, direct)
         if self.bucket:
             self.bucket.charge(now_us, device_us)
+
+    def on_prediction(self, predicted_us: int, took_us: int) -> None:
+        """Learn how far predictions are on the safe side."""
+        self.usual_part += 0.1 * (min(1.0, took_us / predicted_us) - self.usual_part)
 
     def on_crash(self, now_us: int, backoff_us: tuple[int, ...]) -> None:
         """An instance was lost: the next load waits longer, the more were lost in a row."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from lamina.core.scheduling.token_bucket import TokenBucket
+from lamina.core.token_bucket import TokenBucket
 from lamina.types import Tenant
 
 HOUR_US = 3_600_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import monotonic_ns
 
-from lamina.core.scheduling.token_bucket import TokenBucket
+from lamina.core.token_bucket import TokenBucket
 
 PER_S = 20
 BURST = 200

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from lamina.core.scheduling.bandwidth import bandwidth_rule
+from lamina.core.bandwidth import bandwidth_rule
 from lamina.core.scheduling.leases import Device, slice_label
 from lamina.core.scheduling.state import ControllerState, FunctionState
 from lamina.drivers.realtime import RealtimeDriver
@@ -79,6 +79,7 @@ def _device(state: ControllerState, loop: RealtimeDriver, device: Device, now_us
         "homes": homes,
         "memory_mib": device.spec.memory_mib,
         "memory_used_mib": device.memory_used_mib,
+        "way_ms": device.way_us / 1000,
         **_bandwidth(loop, device, [(one["function"], one["mask"].bit_count()) for one in slices]),
         "executor": _executor(loop, device.spec.id),
     }

@@ -67,7 +67,9 @@ class RoundDispatcher:
         instance, place = idle[0]
         batch = min(place.turn.batch, function.spec.max_batch)
         if waiting < batch:
-            close_us = min(head.enqueued_us + place.cut.duty_us, min(head.due_us, head.expires_us) - place.cut.busy_us)
+            way_us = view.devices[instance.device].way_us
+            by_us = min(head.due_us, head.expires_us) - place.cut.busy_us - way_us
+            close_us = min(head.enqueued_us + place.cut.duty_us, by_us)
             if close_us > view.now_us:
                 yield Defer(function.spec.name, close_us, batch)
                 return True
@@ -80,12 +82,12 @@ class RoundDispatcher:
                 jobs[:count], device
             )
 
-        count = largest_batch_within(len(jobs), head.expires_us - view.now_us, latency_us)
+        count = largest_batch_within(len(jobs), head.expires_us - view.reach_us(device), latency_us)
         if not count or (count < len(jobs) and waiting > batch):
             yield Drop(head)
             return False
         self._served[instance.id] = self._served.get(instance.id, 0.0) + count / max(1e-9, place.turn.per_s)
-        opening = Slot(instance, device, device.homes[instance.id], None, view.now_us, cores)
+        opening = Slot(instance, device, device.homes[instance.id], None, view.reach_us(device), cores)
         why = f"planned batch {batch} every {place.cut.duty_us} us" if view.explain else ""
         yield Start(jobs[:count], opening, why)
         return False

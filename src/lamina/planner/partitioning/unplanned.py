@@ -86,9 +86,9 @@ def _fill(view: View, function: FunctionState, opening: Slot) -> Iterator[Decisi
 
     while len(queue):
         jobs = batchable_prefix(queue.first(spec.max_batch))
-        count = largest_batch_within(len(jobs), jobs[0].expires_us - view.now_us, latency_us)
+        count = largest_batch_within(len(jobs), jobs[0].expires_us - opening.at_us, latency_us)
         if count:
-            ends_us = view.now_us + latency_us(count)
+            ends_us = opening.at_us + latency_us(count)
             yield Start([job for job in jobs[:count] if job.expires_us >= ends_us], opening)
             return
         yield Drop(jobs[0])  # not even alone; those behind it move up

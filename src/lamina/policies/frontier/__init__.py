@@ -29,7 +29,7 @@ from lamina.core.scheduling.state import FunctionState
 from lamina.core.workflow.flow import Flow
 from lamina.core.workflow.runs import flow_of
 from lamina.planner.arrival_rates import ArrivalRates
-from lamina.planner.batching import LEAD_US, is_most_urgent, should_wait_for_resubmits
+from lamina.planner.batching import LEAD_US, commit_at_us, is_most_urgent, should_wait_for_resubmits
 from lamina.planner.blocking import BlockingRule
 from lamina.policies.frontier import explain
 from lamina.policies.frontier.admission import CostBudget, RecentEstimates, allows_probe
@@ -181,11 +181,11 @@ class Policy:
         name, queue, now_us = function.spec.name, function.queue, view.now_us
 
         # what cannot be in time any more
-        fastest_us = self._fastest_us(view, function)
+        fastest_us, soonest_us = self._fastest_us(view, function)
         if fastest_us < 0:  # it is loaded nowhere; when it is, it is asked about again
             return Defer(name, NEVER_US, NEVER_US, why=explain.NOT_LOADED)
         head = queue.head()
-        if head.expires_us < now_us + fastest_us:
+        if head.expires_us < now_us + soonest_us:
             self._shedder.on_squeezed(now_us, function.instances_by_device)
             return Drop(head)
         if len(head.run.jobs) > 1 and self._feasibility.is_infeasible(view, function, head):
@@ -195,9 +195,9 @@ class Policy:
         slots = free_candidates(view, self._tables, self._blocking, function)
         waiting = len(queue)
         if waiting == 1:
-            in_time, jobs = head.due_us >= now_us + fastest_us, [head]
+            in_time, jobs = head.due_us >= now_us + soonest_us, [head]
         else:
-            late = queue.count_due_before(now_us + fastest_us)
+            late = queue.count_due_before(now_us + soonest_us)
             in_time, jobs = late < waiting, select_batch(function, waiting, late, slots, now_us)
             head = jobs[0]
         has_goal = states_goal(head.run.call, head.run.flow.slo)
@@ -214,7 +214,7 @@ class Policy:
         if in_time and has_goal and head.run.is_workflow and (slots or len(function.instances) > 1):
             plan = self._plans.step_plan(view, head)
         objective = head.run.call.objective or function.spec.objective or "deadline"
-        batch = NextBatch(function, jobs, in_time, has_goal, plan, fastest_us, objective)
+        batch = NextBatch(function, jobs, in_time, has_goal, plan, fastest_us, soonest_us, objective)
         slots = self._on_paying_kinds(view, batch, slots) if len(function.instances) > 1 else slots
         cost_limit = self._budget.step_budget(view, head) if in_time and head.run.call.cost_limit else math.inf
 
@@ -236,24 +236,21 @@ class Policy:
     def _commit(self, view: View, batch: NextBatch, slots: list[CandidateSlot]) -> Decision:
         """Nothing that is free would do: a slot behind a running batch, committed just before that one ends."""
         function, jobs, now_us = batch.function, batch.jobs, view.now_us
-        again_us = min(view.next_slot_us(function), batch.end_us - batch.fastest_us + 1)
+        again_us = min(view.next_slot_us(function), batch.end_us - batch.soonest_us + 1)
         slots = self._on_paying_kinds(view, batch, slots) if len(function.instances) > 1 else slots
         slots = slots if batch.has_goal or batch.objective != "deadline" else as_asked(function, slots)
         for slot in sorted(slots, key=lambda slot: slot.at_us):
             slot = _with_transfers(view, jobs, [slot])[0]
+            assert slot.behind is not None
             config = slot.cheapest_within(len(jobs), batch.end_us - slot.at_us)
             if config is None:
                 continue
             if _waits_for_resubmits(function, slot, config):
                 continue
-            is_full = (
-                batch.in_time
-                and batch.has_goal
-                and config.batch == function.spec.max_batch
-                and _follows_own_batch(function, slot)
-            )
-            commit_us = slot.at_us - self.lead_us
-            if commit_us <= now_us or (is_full and is_most_urgent(view, function, slot.device)):
+            is_full = batch.in_time and batch.has_goal and config.batch == function.spec.max_batch
+            commit_us = commit_at_us(slot.behind, self.lead_us, is_full)
+            at_once = is_full and _follows_own_batch(function, slot) and is_most_urgent(view, function, slot.device)
+            if commit_us <= now_us or at_once:
                 return self._start(view, batch, slot, config, [slot])
             again_us = min(again_us, commit_us)
         if not batch.has_goal and len(view.devices) > len(function.instances_by_device):
@@ -281,7 +278,8 @@ class Policy:
             us += view.transfer_us(chosen, slot.device)
         end_us = slot.at_us + us
         if us > batch.fastest_us and not slot.is_reserved and len(slot.device.instances) > 1:
-            kept = self._blocking.kept_units(view, function, slot.device, where.mask, slot.at_us, us)
+            from_us, held_us = (slot.at_us, us) if slot.behind is not None else (now_us, us + slot.device.way_us)
+            kept = self._blocking.kept_units(view, function, slot.device, where.mask, from_us, held_us)
             if kept & where.mask:  # a smaller slice takes longer: too long for functions beside it
                 return Defer(name, now_us + BLOCKED_US, NEVER_US, why=explain.BLOCKED)
         for job in chosen:
@@ -313,7 +311,7 @@ class Policy:
         if hopeless is not None:
             return Drop(hopeless, "cost")
         if len(poor) == len(jobs) < most:
-            last_us = jobs[0].due_us - int(slot.time_us(config) * (1 + self.spare)) - 1
+            last_us = jobs[0].due_us - int(slot.time_us(config) * (1 + self.spare)) - slot.device.way_us - 1
             last_us = min(last_us, jobs[0].enqueued_us + MAX_SHARE_WAIT_US)
             fresh = [job for job in jobs if not job.run.cost and len(job.run.jobs) == 1]
             shared_us = [self._budget.wait_to_share_until_us(view, job, len(jobs), most) for job in fresh]
@@ -336,17 +334,23 @@ class Policy:
         head = function.queue.head()
         if _has_goal(view, head):
             return head.due_us, 0, head.id
-        return NEVER_US, self._fastest_us(view, function), head.id
+        return NEVER_US, self._fastest_us(view, function)[0], head.id
 
-    def _fastest_us(self, view: View, function: FunctionState) -> int:
-        """One job on the best slice of any device the function is on; 0 if unknown, below 0 if it is on none."""
-        best_us = -1
+    def _fastest_us(self, view: View, function: FunctionState) -> tuple[int, int]:
+        """One job on the best slice of any device the function is on, and the same with the way there and back; 0 if unknown,
+        below 0 if it is on none."""
+        fastest_us = soonest_us = -1
         for instance in function.instances.values():
             if instance.phase is InstancePhase.WARM:
-                config = self._tables.table_for(view, function, view.devices[instance.device]).fastest()
+                device = view.devices[instance.device]
+                config = self._tables.table_for(view, function, device).fastest()
                 us = config.time_us if config is not None else 0
-                best_us = us if best_us < 0 else min(best_us, us)
-        return best_us
+                there_us = us + device.way_us if us else 0
+                if fastest_us < 0 or us < fastest_us:
+                    fastest_us = us
+                if soonest_us < 0 or there_us < soonest_us:
+                    soonest_us = there_us
+        return fastest_us, soonest_us
 
 
 def _has_goal(view: View, head: Job) -> bool:

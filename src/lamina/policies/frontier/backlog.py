@@ -43,7 +43,7 @@ class BacklogSnapshot:
                 share = mask.bit_count() / device.spec.units
                 if batch.cores:
                     share = max(share, batch.cores / device.spec.cores)
-                left += max(0, batch.expected_end_us - view.now_us) * share
+                left += max(0, batch.slice_free_us - view.now_us) * share
             found = self.running_us[host] = left
         return found
 

@@ -52,7 +52,7 @@ def _batch_head(function: FunctionState, late: int, slots: list[CandidateSlot], 
     is passed over if more are served, in the same time on the same units, without it."""
     queue, most = function.queue, function.spec.max_batch
     waiting = len(queue) - late
-    if waiting <= most and not _splits(function, late, slots, now_us):
+    if waiting <= most and not _splits(function, late, slots):
         return late
     most = min(waiting, most)
     jobs = queue.slice(late, most)
@@ -71,14 +71,14 @@ def _batch_head(function: FunctionState, late: int, slots: list[CandidateSlot], 
     return best
 
 
-def _splits(function: FunctionState, late: int, slots: list[CandidateSlot], now_us: int) -> bool:
+def _splits(function: FunctionState, late: int, slots: list[CandidateSlot]) -> bool:
     """There is room for one batch, and in time for the most urgent job it would leave others behind. (A step of a workflow
     may be late without the whole being so.)"""
     head = function.queue.slice(late, 1)[0]
     if len(slots) > 1 or head.run.is_workflow:
         return False
     slot, waiting = slots[0], len(function.queue) - late
-    config = slot.cheapest_within(waiting, head.due_us - now_us)
+    config = slot.cheapest_within(waiting, head.due_us - slot.at_us)
     if config is None or config.batch >= waiting:
         return False
     return function.batches_at_once(slot.device) == 1 or config.units >= slot.units
@@ -96,6 +96,7 @@ class NextBatch(NamedTuple):
     has_goal: bool  #: its head has a latency goal
     plan: StepPlan | None  #: of the step, where others follow
     fastest_us: int  #: of one job, on the best slice
+    soonest_us: int  #: likewise, with the way there and back
     objective: Objective = "deadline"
 
     @property
@@ -113,7 +114,7 @@ class BatchPlanner:
 
     def decide(self, view: View, batch: NextBatch, slots: list[CandidateSlot], cost_limit: float) -> BatchDecision:
         """The cheapest configuration in time, or how long to wait for more jobs; `cost_limit` is what a job should cost."""
-        function, jobs, in_time, has_goal, plan, _, objective = batch
+        function, jobs, in_time, has_goal, plan, _, _, objective = batch
         now_us, head, count = view.now_us, jobs[0], len(jobs)
         if objective == "latency" and in_time:
             return _fastest(slots, count)
@@ -156,6 +157,7 @@ class BatchPlanner:
         arrivals, is_function = function.arrivals, not head.run.is_workflow
         latency_us = partial(slot.table.latency_us, units=config.units, cores=config.cores)
         start_by_us = min(head.due_us, head.expires_us) - int(latency_us(count + 1) * (1 + self.optimizer.spare)) - 1
+        start_by_us -= slot.device.way_us
         if is_function:  # a batch that waits to the last moment is late as often as batches are
             start_by_us -= view.admission_margin_us(head.run.call.target)
         until_us, again = 0, count + 1
@@ -225,7 +227,7 @@ def cheaper_upcoming_slots(
         return config.cost + plan.step.after.cost_within(head.run.call.deadline_us - now_us - us)
 
     over = config.cost > cost_limit
-    least = math.inf if over else total(config, 0) * (1 - MIN_SAVING)
+    least = math.inf if over else total(config, slot.at_us - now_us) * (1 - MIN_SAVING)
     found: list[tuple[float, int, CandidateSlot]] = []
     for other in upcoming_candidates(view, tables, blocking, function, head.due_us):
         if over or other.table is not slot.table:
@@ -370,7 +372,7 @@ def _hoped_us(table: ConfigTable, units: int, batch: int) -> int:
 
 def _free_us(view: View, device: Device) -> list[int]:
     """Of every unit, when what is running on it, and booked behind that, has ended."""
-    free_us = [view.now_us] * device.spec.units
+    free_us = [view.reach_us(device)] * device.spec.units
     for batch_id in device.running:
         batch = view.batches[batch_id]
         mask, end_us = batch.mask, batch.expected_end_us

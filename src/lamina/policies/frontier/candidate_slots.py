@@ -23,7 +23,7 @@ class CandidateSlot(NamedTuple):
     units: int  #: of the largest block among them
     cores: int
     is_reserved: bool
-    at_us: int
+    at_us: int  #: when its time would begin to count: the way there and back is in it
     behind: Batch | None = None  #: it is there when that one ends
     transfer_us: int = 0  #: to bring the input of one job over
     is_exact: bool = False  #: no fewer units than these
@@ -33,7 +33,7 @@ class CandidateSlot(NamedTuple):
         return self.table.pareto(count, -self.units if self.is_exact else self.units, self.cores)
 
     def cheapest_within(self, count: int, within_us: int) -> BatchConfig | None:
-        """The cheapest that is done within this time."""
+        """The cheapest that is done within this time after `at_us`."""
         times, configs = self.table.pareto(count, -self.units if self.is_exact else self.units, self.cores)
         place = bisect_right(times, within_us)
         while place and self.transfer_us and self.time_us(configs[place - 1]) > within_us:
@@ -64,11 +64,12 @@ def free_candidates(view: View, tables: ConfigTables, blocking: BlockingRule, fu
     for instance, device, free, cores, is_home in free_slots(view, function):
         table = tables.table_for(view, function, device)
         if not is_home and len(device.instances) > 1 and (fastest := table.fastest()):
-            free &= ~blocking.kept_units(view, function, device, free, now_us, fastest.time_us)
+            free &= ~blocking.kept_units(view, function, device, free, now_us, fastest.time_us + device.way_us)
+        at_us = now_us + device.way_us
         if is_home:
-            found.append(CandidateSlot(instance, device, table, free, free.bit_count(), cores, True, now_us, is_exact=True))
+            found.append(CandidateSlot(instance, device, table, free, free.bit_count(), cores, True, at_us, is_exact=True))
         elif units := largest_fit(free, table.unit_counts, device.spec.limits.aligned, device.spec.units):
-            found.append(CandidateSlot(instance, device, table, free, units, cores, False, now_us))
+            found.append(CandidateSlot(instance, device, table, free, units, cores, False, at_us))
     return found if view.bandwidth is None else _within_bandwidth(view, function, found)
 
 

@@ -103,13 +103,21 @@ class CompletionEstimator:
     ) -> FunctionCapacity:
         """How fast its queue is served, per kind of device."""
         found: dict[int, tuple[ConfigTable, list[Instance]]] = {}
+        far: list[tuple[ConfigTable, Instance]] = []
         count = 0
         for instance in function.instances.values():
             if instance.phase is InstancePhase.WARM or instance.phase is InstancePhase.LOADING:
                 count += 1
                 if count > MAX_INSTANCES:
                     break
-                table = self.tables.table_for(view, function, view.devices[instance.device])
+                device = view.devices[instance.device]
+                table = self.tables.table_for(view, function, device)
+                if device.way_us and (alone := table.fastest()) and device.way_us + alone.time_us > allowed_us:
+                    far.append((table, instance))  # no use to calls with so little time
+                else:
+                    found.setdefault(id(table), (table, []))[1].append(instance)
+        if not found:
+            for table, instance in far:
                 found.setdefault(id(table), (table, []))[1].append(instance)
         rates: list[float] = []
         usual: list[BatchConfig] = []
@@ -171,29 +179,39 @@ class CompletionEstimator:
 def _queue_delay_us(
     view: View, function: FunctionState, instances: list[Instance], table: ConfigTable, config: BatchConfig, ahead: int
 ) -> int:
-    """Behind its own queue, in batches like this one; units come back as what runs now ends."""
+    """Behind its own queue, in batches like this one; units come back as what runs now ends. What is free counts from when a
+    batch that starts now has made its way; what is booked makes it meanwhile."""
     units, now_us = config.units, view.now_us
     free = total = 0
+    nearest_us = NEVER_US  #: the shortest way
     ends: list[tuple[int, int]] = []  #: when how many units come back
     for instance in instances:
         device = view.devices[instance.device]
-        spec = device.spec
+        spec, way_us = device.spec, device.way_us
+        reach_us, nearest_us = now_us + way_us, min(nearest_us, way_us)
+        idle = 0
         limit = spec.limits.batches_per_instance
         if instance.phase is InstancePhase.LOADING:
             size = units * limit if limit else spec.units
-            ends.append((instance.created_us + view.predictor.load_us(function.spec.name, spec.kind), size))
+            loaded_us = instance.created_us + view.predictor.load_us(function.spec.name, spec.kind)
+            ends.append((max(loaded_us, now_us) + way_us, size))
             total += size
         elif limit or not spec.limits.per_batch:
             at_once = max(1, limit)
             total += units * at_once
-            free += units * max(0, at_once - instance.running)
+            idle = units * max(0, at_once - instance.running)
             if instance.running:
-                ends += [(batch.expected_end_us, units) for batch in instance.batches.values() if batch.started_us >= 0]
+                begun = [batch for batch in instance.batches.values() if batch.started_us >= 0]
+                ends += [(max(batch.slice_free_us, reach_us), units) for batch in begun]
         else:
             total += spec.units
-            free += spec.units - device.busy.bit_count()
-            if device.running:
-                ends += [(view.batches[batch_id].expected_end_us, mask.bit_count()) for batch_id, mask in device.running.items()]
+            idle = spec.units - device.busy.bit_count()
+            for batch_id, mask in device.running.items():
+                ends.append((max(view.batches[batch_id].slice_free_us, reach_us), mask.bit_count()))
+        if way_us and idle:
+            ends.append((reach_us, idle))
+        else:
+            free += idle
     most = min(table.max_batch, max(config.batch, 1))
     before = (ahead - 1) // most
     lanes = max(1, total // units)
@@ -201,7 +219,7 @@ def _queue_delay_us(
     wait_us = skipped // lanes * config.time_us
     start_us = _last_start_us(ends, free, units, before - skipped + 1, config.time_us, now_us) - now_us
     wait_us += start_us
-    joined = ahead - before * most + int(start_us / max(1.0, function.arrivals.interarrival_us))
+    joined = ahead - before * most + int(max(0, start_us - nearest_us) / max(1.0, function.arrivals.interarrival_us))
     count = most if before or joined >= most else joined
     last_us = table.latency_us(count, units, config.cores) if count != config.batch else config.time_us
     return wait_us + last_us
@@ -229,7 +247,7 @@ def _cold_start_us(view: View, function: FunctionState, ahead: int, batch_us: Ca
     best_us = 0
     for device in view.devices.values():
         if spec.fits_family(device.spec.family) and (each_us := batch_us(device)):
-            us = view.predictor.load_us(spec.name, device.spec.kind) + each_us * -(-ahead // spec.max_batch)
+            us = view.predictor.load_us(spec.name, device.spec.kind) + device.way_us + each_us * -(-ahead // spec.max_batch)
             best_us = min(best_us, us) if best_us else us
     return best_us
 
@@ -239,7 +257,7 @@ def _until_free_us(view: View, host: str) -> int:
     device = view.devices[host]
     if device.busy != device.all_units:
         return 0
-    return max(0, min(view.batches[batch_id].expected_end_us for batch_id in device.running) - view.now_us)
+    return max(0, min(view.batches[batch_id].slice_free_us for batch_id in device.running) - view.now_us)
 
 
 def _until_loaded_us(view: View, function: FunctionState) -> int:
@@ -273,7 +291,8 @@ class FixedSliceEstimator:
         ahead = len(function.queue) + count
         at_once = 0
         batch_us = last_us = 0
-        free_in_us = -1
+        batches = -(-ahead // spec.max_batch)
+        free_in_us = hold_us = -1  #: until its time begins to count, and until it is sent
         instances = _sampled_instances(function)
         for instance in instances:
             device = view.devices[instance.device]
@@ -291,7 +310,11 @@ class FixedSliceEstimator:
                 limit = device.spec.limits.batches_per_instance
                 most = max(1, device.spec.units // instance.units)
                 at_once += min(limit, most) if limit else most
-                soonest_us = _free_in_us(view, device.running, instance.units, device.available_units(instance.id).bit_count())
+                needed = (
+                    1 if limit else (batches - 1) // len(function.instances) % most + 1
+                )  # side by side, the last of them ours
+                free_units = device.available_units(instance.id).bit_count()
+                soonest_us = _free_in_us(view, device.running, needed * instance.units, free_units)
                 if view.bandwidth is not None:
                     allowed_us = view.bandwidth.wait_us(spec.name, instance.units, device, view.batches, view.now_us)
                     soonest_us = max(soonest_us, allowed_us)
@@ -300,14 +323,16 @@ class FixedSliceEstimator:
                     soonest_us = max(soonest_us, *ends_us, 0)
             else:
                 continue
-            free_in_us = soonest_us if free_in_us < 0 else min(free_in_us, soonest_us)
+            soonest_us = max(soonest_us, device.way_us)
+            if free_in_us < 0 or soonest_us < free_in_us:
+                free_in_us, hold_us = soonest_us, soonest_us - device.way_us
             if not free_in_us and ahead <= spec.max_batch * at_once:
                 break  # at once, in the next batch
         if not at_once:
             return _cold_start_us(view, function, ahead, _wished_us(view, function, ahead))
         at_once = at_once * len(function.instances) // len(instances)
         rounds, rest = divmod(ahead - 1, spec.max_batch * at_once)
-        joining = max(0, free_in_us) / max(1.0, function.arrivals.interarrival_us)  # those join its batch
+        joining = max(0, hold_us) / max(1.0, function.arrivals.interarrival_us)  # those join its batch
         if rounds or rest + joining >= spec.max_batch:
             last_us = batch_us
         elif joining >= 1:
@@ -351,6 +376,7 @@ class FixedSliceEstimator:
             rounds = -(-jobs // (most * at_once))
             us = rounds * view.latency_us(name, device, min(most, -(-jobs // at_once)), units)
             unknown = unknown or not us
+            us += device.way_us
             if not function.instances:
                 us += view.predictor.load_us(name, device.spec.kind)
             return us
@@ -380,7 +406,7 @@ def _free_in_us(view: View, running: dict[int, int], units: int, free_units: int
     """Until enough units of the device are free, were nothing else to start on it."""
     if free_units >= units:
         return 0
-    ends = sorted((view.batches[batch_id].expected_end_us, mask.bit_count()) for batch_id, mask in running.items())
+    ends = sorted((view.batches[batch_id].slice_free_us, mask.bit_count()) for batch_id, mask in running.items())
     for end_us, count in ends:
         free_units += count
         if free_units >= units:
@@ -430,7 +456,7 @@ def _queued_work(view: View, function: FunctionState) -> float:
 def _running_us(view: View, device: Device) -> int:
     """What runs on it, spread over all its units."""
     left = sum(
-        (view.batches[batch_id].expected_end_us - view.now_us) * mask.bit_count() for batch_id, mask in device.running.items()
+        (view.batches[batch_id].slice_free_us - view.now_us) * mask.bit_count() for batch_id, mask in device.running.items()
     )
     return max(0, left) // device.spec.units
 

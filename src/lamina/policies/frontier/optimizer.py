@@ -103,6 +103,7 @@ class ConfigOptimizer:
         if found is None:
             return NOTHING
         slot, config = found
+        within_us -= slot.device.way_us
         if waiting is None or config.batch < count or slot.is_exact:
             return BatchDecision(slot, config)
         table = slot.table
@@ -163,7 +164,8 @@ class ConfigOptimizer:
             assert waiting is not None
             now = next((int(row) for row in ranking.order[: ranking.fits] if arrays.batch[row] <= count), -1)
             if now < 0 or ranking.totals[best] < (1 - MIN_SAVING) * ranking.totals[now]:
-                until_us = _wait_until_us(now_us, careful_us - kept_us, count, waiting, plan, target)
+                way_us = _least_way_us(slots, plan.tables[int(plan.kind[best])])
+                until_us = _wait_until_us(now_us, careful_us - kept_us - way_us, count, waiting, plan, target)
                 if until_us > now_us:
                     return BatchDecision(None, None, until_us, target.batch)
             if now < 0:
@@ -173,7 +175,8 @@ class ConfigOptimizer:
         fitting = [slot for slot in slots if slot.table is table and slot.units >= target.units and slot.cores >= target.cores]
         if not fitting:
             return NOTHING
-        return BatchDecision(min(fitting, key=lambda slot: slot.transfer_us), self._filled(table, target, count))
+        nearest = min(fitting, key=lambda slot: (slot.transfer_us, slot.device.way_us))
+        return BatchDecision(nearest, self._filled(table, target, count))
 
     def _filled(self, table: ConfigTable, config: BatchConfig, count: int) -> BatchConfig:
         """Of large batches not every size is weighed: a few jobs more that fit into the spare time are not left behind."""
@@ -193,13 +196,14 @@ def states_goal(call: Call, slo: Slo) -> bool:
 def cheapest_slot(
     slots: list[CandidateSlot], count: int, within_us: int, slo_us: int = 0
 ) -> tuple[CandidateSlot, BatchConfig] | None:
-    """Cheapest slot and configuration within the time, reserved slices first. `slo_us` is for the congestion cost: on a full
-    device a stay of that length costs twice its price."""
+    """Cheapest slot that is free and configuration within the time, the way there and back included; reserved slices first.
+    `slo_us` is for the congestion cost: on a full device a stay of that length costs twice its price."""
     best: tuple[CandidateSlot, BatchConfig] | None = None
-    least: tuple[bool, float, BatchConfig] | None = None
+    least: tuple[bool, float, int, BatchConfig] | None = None
     half_us = slo_us // 2
     for slot in slots:
-        config = slot.cheapest_within(count, within_us)
+        way_us = slot.device.way_us
+        config = slot.cheapest_within(count, within_us - way_us)
         if config is None:
             continue
         cost = slot.cost(config) if slot.transfer_us else config.cost
@@ -211,9 +215,9 @@ def cheapest_slot(
                 if other is slowest:
                     break
                 tried = slot.cost(other) * (1 + congestion * max(0, other.time_us - half_us))
-                if tried < cost and slot.time_us(other) <= within_us:
+                if tried < cost and slot.time_us(other) <= within_us - way_us:
                     config, cost = other, tried
-        rank = (not slot.is_reserved, cost, config)
+        rank = (not slot.is_reserved, cost, way_us, config)
         if least is None or rank < least:
             best, least = (slot, config), rank
     return best
@@ -250,8 +254,8 @@ def allowed_configs(slots: list[CandidateSlot], count: int, plan: StepPlan) -> N
 def delay_us(
     slots: list[CandidateSlot], count: int, gap_us: float | None, kept_us: int, plan: StepPlan
 ) -> NDArray[np.int64] | None:
-    """Delay of configurations besides their own time: until their jobs are here (`gap_us` apart; None: no waiting), and until
-    the inputs are."""
+    """Delay of configurations besides their own time: until their jobs are here (`gap_us` apart; None: no waiting), until the
+    inputs are there, and the way there and back."""
     found, batch = None, plan.step.configs.batch
     if gap_us is not None:
         over = (batch - count).clip(0)
@@ -262,6 +266,12 @@ def delay_us(
 
         transfer_us = np.array([_least_transfer_us(slots, table) for table in plan.tables])[plan.kind] * batch
         found = transfer_us if found is None else found + transfer_us
+    ways_us = [_least_way_us(slots, table) for table in plan.tables]
+    if any(ways_us):
+        import numpy as np
+
+        way_us = np.array(ways_us)[plan.kind]
+        found = way_us if found is None else found + way_us
     return found
 
 
@@ -291,6 +301,10 @@ def _busy(device: Device) -> float:
 
 def _largest_room(slots: list[CandidateSlot], table: ConfigTable) -> tuple[int, int]:
     return max([(slot.units, slot.cores) for slot in slots if slot.table is table], default=(0, 0))
+
+
+def _least_way_us(slots: list[CandidateSlot], table: ConfigTable) -> int:
+    return min((slot.device.way_us for slot in slots if slot.table is table), default=0)
 
 
 def _least_transfer_us(slots: list[CandidateSlot], table: ConfigTable) -> int:

@@ -35,6 +35,10 @@ RATE_STEP = 1.5
 """A function's arrival rate is known to this factor; finer steps would only rebuild plans."""
 
 
+WAY_STEP = 1.25
+"""Likewise the way to its devices."""
+
+
 class StepPlan(NamedTuple):
     """One step of one workflow: its configurations on all kinds of devices, and what comes after it."""
 
@@ -81,7 +85,9 @@ class PlanCache:
         known = self._current(view, flow)
         if known.whole is not None and count not in known.groups:
             tables = {name: self.tables.tables_of(view, view.functions[name]) for name in flow.functions}
-            arrays = {name: _group_configs(tables[name], count, flow.expected_jobs[name] >= 1) for name in tables}
+            arrays = {
+                name: _group_configs(tables[name], count, flow.expected_jobs[name] >= 1, _way_us(view, name)) for name in tables
+            }
             known.groups[count] = plan_workflow(flow, arrays).whole
         return known.groups.get(count)
 
@@ -95,11 +101,13 @@ class PlanCache:
         tables = {name: self.tables.tables_of(view, view.functions[name]) for name in flow.functions}
         gaps_us = [self.rates.planning_interarrival_us(view.now_us, view.functions[name]) for name in flow.functions]
         rates = {name: _rate_class(gap_us) for name, gap_us in zip(flow.functions, gaps_us, strict=True)}
-        basis: tuple[object, ...] = (tuple(id(table) for found in tables.values() for table in found), tuple(rates.values()))
+        ways_us = {name: _way_us(view, name) for name in flow.functions}
+        built_from = tuple(id(table) for found in tables.values() for table in found)
+        basis: tuple[object, ...] = (built_from, tuple(rates.values()), tuple(ways_us.values()))
         if known is None or known.flow is not flow or known.basis != basis:
             known = self._plans[flow.name] = _Plan(flow, view.now_us, basis, {})
             if all(any(table.is_known for table in found) for found in tables.values()):
-                known.steps, known.whole = _plan(flow, tables, rates)
+                known.steps, known.whole = _plan(flow, tables, rates, ways_us)
         known.checked_us = view.now_us
         return known
 
@@ -118,7 +126,16 @@ def node_path_of(job: Job) -> NodePath:
     return path
 
 
-def _plan(flow: Flow, tables: dict[str, list[ConfigTable]], rates: dict[str, int]) -> tuple[dict[NodePath, StepPlan], Frontier]:
+def _way_us(view: View, name: str) -> int:
+    """Way to the nearest device the function is on, rounded up to a step, so that plans are made anew only when it has moved."""
+    devices = [view.devices[instance.device] for instance in view.functions[name].instances.values()]
+    way_us = min((device.way_us for device in devices or view.devices.values()), default=0)
+    return math.ceil(WAY_STEP ** math.ceil(math.log(way_us, WAY_STEP))) if way_us > 1 else 0
+
+
+def _plan(
+    flow: Flow, tables: dict[str, list[ConfigTable]], rates: dict[str, int], ways_us: dict[str, int]
+) -> tuple[dict[NodePath, StepPlan], Frontier]:
     import numpy as np
 
     items = {name: max(1.0, count) for name, count in _simultaneous_jobs(flow, 1.0).items()}
@@ -140,7 +157,7 @@ def _plan(flow: Flow, tables: dict[str, list[ConfigTable]], rates: dict[str, int
             own.batch,
             own.cpus,
             own.units,
-            (own.time_us + np.minimum(fill_us, NEVER_US // 8)).astype(np.int64),
+            (own.time_us + ways_us[name] + np.minimum(fill_us, NEVER_US // 8)).astype(np.int64),
             own.cost,
         )
     planned = plan_workflow(flow, arrays, precision=PRECISION)
@@ -152,10 +169,10 @@ def _plan(flow: Flow, tables: dict[str, list[ConfigTable]], rates: dict[str, int
     return made, planned.whole
 
 
-def _group_configs(tables: list[ConfigTable], count: int, is_certain: bool) -> ConfigArrays:
+def _group_configs(tables: list[ConfigTable], count: int, is_certain: bool, way_us: int) -> ConfigArrays:
     rows = [row for table in tables for batch in table.batch_sizes if batch <= count for row in table.configs(batch)]
     return ConfigArrays.from_rows(
-        ProfiledConfig(c.batch, c.cores, c.units, c.time_us, c.cost if is_certain else 0.0) for c in rows
+        ProfiledConfig(c.batch, c.cores, c.units, c.time_us + way_us, c.cost if is_certain else 0.0) for c in rows
     )
 
 

@@ -146,7 +146,7 @@ def _fastest_to_cheapest(names: list[str], options: KindOptions) -> list[dict[st
 
 
 def batch_us(view: View, function: FunctionState, device: Device, batch: int) -> int:
-    """How long a slot for so many jobs is, their inputs brought over from wherever they are."""
+    """How long a slot for so many jobs is, their inputs brought over from wherever they are, and the way there and back."""
     spec = function.spec
     moving_us = 0
     if device.spec.link_mib_per_s:
@@ -154,7 +154,7 @@ def batch_us(view: View, function: FunctionState, device: Device, batch: int) ->
     took_us = (
         view.latency_us(spec.name, device, batch, spec.units_on(device.spec), spec.cores_on(device.spec)) or DEFAULT_BATCH_US
     )
-    return took_us + batch * moving_us + GRACE_US
+    return took_us + batch * moving_us + device.way_us + GRACE_US
 
 
 def price_per_us(function: FunctionState, device: Device) -> float:

@@ -205,5 +205,5 @@ class RunReservation:
         function = self.grounds.view.functions[slot.function]
         device = self.grounds.view.devices[slot.device]
         company = len(slot.members) - len(slot.uncertain) + (not sure)
-        took_us = batch_us(self.grounds.view, function, device, company) - GRACE_US
+        took_us = batch_us(self.grounds.view, function, device, company) - device.way_us - GRACE_US
         return took_us * price_per_us(function, device) / company

@@ -23,7 +23,7 @@ from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import Decision, LoadInstance, Slot, UnloadInstance, View
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState, Instance
-from lamina.core.scheduling.token_bucket import TokenBucket
+from lamina.core.token_bucket import TokenBucket
 from lamina.planner.configs import ProfiledConfig
 from lamina.published.esg.config_tables import can_host, sample_device
 from lamina.types import NEVER_US, DeviceSpec
@@ -82,7 +82,8 @@ class WarmPlaces:
             )
             may = config.units <= mask.bit_count() <= self.view.max_units_by_bandwidth(self.function, device)
             if may and device.is_valid_slice(mask):
-                best = Slot(instance, device, mask, None, self.view.now_us, config.cpus if device.spec.cores else 0)
+                cpus = config.cpus if device.spec.cores else 0
+                best = Slot(instance, device, mask, None, self.view.reach_us(device), cpus)
                 if not first or instance.device == first:
                     break
         return best

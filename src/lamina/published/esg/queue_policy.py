@@ -292,7 +292,7 @@ def _in_time(view: View, jobs: list[Job], opening: Slot) -> bool:
     took_us = view.latency_us(jobs[0].function, device, len(jobs), opening.units, opening.cores)
     if not took_us:
         return True
-    return view.now_us + took_us + view.transfer_us(jobs, device) <= max(job.expires_us for job in jobs)
+    return opening.at_us + took_us + view.transfer_us(jobs, device) <= max(job.expires_us for job in jobs)
 
 
 def requested_configs(view: View, queue: StepQueue, jobs: list[Job]) -> list[ProfiledConfig]:

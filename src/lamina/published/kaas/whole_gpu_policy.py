@@ -174,11 +174,11 @@ class WholeGpuPolicy:
         cores = view.functions[job.function].spec.cores_on(device.spec)
         mask = (1 << whole_units(device.spec)) - 1
         why = f"{job.function} has {device.spec.id} to itself" if view.explain else ""
-        return Start([job], Slot(instance, device, mask, None, view.now_us, cores), why)
+        return Start([job], Slot(instance, device, mask, None, view.reach_us(device), cores), why)
 
     def _is_late(self, view: View, job: Job, device: Device, load_us: int = 0) -> bool:
         took_us = request_us(view, job.function, device)
-        return took_us > 0 and view.now_us + load_us + took_us + view.transfer_us([job], device) > job.expires_us
+        return took_us > 0 and view.reach_us(device) + load_us + took_us + view.transfer_us([job], device) > job.expires_us
 
     def _make_room(self, view: View, device: Device, function: FunctionState) -> Iterator[Decision]:
         missing_mib = function.spec.memory_mib - (device.spec.memory_mib - device.memory_used_mib)

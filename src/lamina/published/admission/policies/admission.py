@@ -204,7 +204,7 @@ class Policy:
         slot.cores = function.spec.cores_on(device.spec)
         table.add(slot)
         why = f"booked for {len(slot.members)} jobs, ends by {slot.end_us} us" if view.explain else ""
-        yield Start(jobs, Slot(instance, device, mask, None, now_us, slot.cores), why)
+        yield Start(jobs, Slot(instance, device, mask, None, view.reach_us(device), slot.cores), why)
         self._slots.on_batch_started(jobs, slot)
         if len(jobs) < len(slot.members):
             self._wakes.add(now_us + 1)

@@ -66,9 +66,11 @@ class Policy:
         function = view.functions[name]
         hosts = [view.devices[one.device] for one in function.instances.values() if one.phase is InstancePhase.WARM]
         if hosts:
-            return min(_batch_us(view, name, device, 1) for device in hosts)
+            return min(device.way_us + _batch_us(view, name, device, 1) for device in hosts)
         able = [device for device in view.devices.values() if self._instances.can_host(function.spec, device.spec)]
-        times = [view.predictor.load_us(name, device.spec.kind) + _batch_us(view, name, device, 1) for device in able]
+        times = [
+            view.predictor.load_us(name, device.spec.kind) + device.way_us + _batch_us(view, name, device, 1) for device in able
+        ]
         return min(times, default=0)
 
     def scale(self, view: View) -> Iterator[Decision]:
@@ -95,10 +97,13 @@ class Policy:
                     behind = next((view.batches[batch_id] for batch_id in device.running), None)
                     if behind is not None and behind.follower is not None:
                         break
-                at_us = max(view.now_us, behind.expected_end_us) if behind is not None else view.now_us
-                if at_us > view.now_us + self.window_us:
-                    wake_us = min(wake_us, at_us - self.window_us)
-                    break
+                at_us = view.reach_us(device)
+                if behind is not None:
+                    send_us = behind.expected_end_us - behind.handover_us() - self.window_us
+                    if send_us > view.now_us:
+                        wake_us = min(wake_us, send_us)
+                        break
+                    at_us = max(at_us, behind.expected_end_us)
                 start = self._next(view, device, behind, at_us)
                 if start is None:
                     break
@@ -175,7 +180,7 @@ class Policy:
                     yield Drop(job)  # past its timeout, which is not its deadline: the controller starts nothing there
                 else:
                     mask = (1 << whole_units(device.spec)) - 1
-                    yield Start([job], Slot(instance, device, mask, None, view.now_us))
+                    yield Start([job], Slot(instance, device, mask, None, view.reach_us(device)))
 
     def _can_host_all(self, view: View, functions: Iterable[str], device: Device) -> bool:
         return all(self._instances.can_host(view.functions[name].spec, device.spec) for name in functions)

@@ -203,7 +203,7 @@ class Policy:
         kept = view.reserved_units(instance, device) if self.elastic else device.homes_of_others(instance.id)
         mask = device.find_slice(instance.id, instance.units, kept) if cores <= device.cores_free else 0
         may = 0 < mask.bit_count() <= view.max_units_by_bandwidth(function, device)
-        return Slot(instance, device, mask, None, view.now_us, cores) if may else None
+        return Slot(instance, device, mask, None, view.reach_us(device), cores) if may else None
 
     def _grown_slice(self, view: View, function: FunctionState, own: Slot) -> Slot:
         """The largest slice there is for it, if that is any faster."""
@@ -225,7 +225,7 @@ class Policy:
         for units in range(most, least - 1, -1):
             mask = find_block(free, units, limits.aligned, device.spec.units)
             if mask and device.is_valid_slice(mask):
-                return Slot(instance, device, mask, None, view.now_us, cores)
+                return Slot(instance, device, mask, None, view.reach_us(device), cores)
         return None
 
 

@@ -1,0 +1,139 @@
+"""The way to devices and back in what policies decide: calls stay in time as long as their SLO leaves room for it."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from msgspec.structs import replace
+
+from lamina.core.scheduling.leases import Device
+from lamina.sim import scenario as scenarios
+from lamina.sim.hardware_model import WayModel
+from lamina.sim.run import run
+from lamina.sim.scenario import Scenario
+from lamina.sim.summary import Summary
+
+WORLD = """
+[scenario]
+seed = 2
+duration = "600ms"
+[[device]]
+kind = "h200"
+sizes = [3, 6, 9, 12, 15]
+[[function]]
+name = "resnet"
+share = 0.2
+max_batch = 32
+memory = "1GiB"
+load = "10ms"
+slo = "12ms"
+scale = { min = 1, max = 1 }
+[function.profile.h200]
+batch = [1, 8, 32]
+p50_ms.3 = [1.9, 2.6, 4.9]
+p50_ms.6 = [1.6, 2.0, 3.5]
+p50_ms.15 = [1.5, 1.7, 2.4]
+[[load]]
+target = "resnet"
+rate = 27000
+start = "100ms"
+"""
+FULL = 27_000  #: calls a second: more than four fifths of what the device can do
+policies = pytest.mark.parametrize("policy", ["frontier", "edf"])
+
+
+def world(rate: float = FULL, **ways_us: int) -> Scenario:
+    made = scenarios.parse(WORLD.replace("27000", str(rate)))
+    return replace(made, ways={name.replace("_", "-"): WayModel(us) for name, us in ways_us.items()})
+
+
+def on_two(made: Scenario) -> Scenario:
+    [device], [function] = made.devices, made.functions
+    function = replace(function, scale=replace(function.scale, min=2, max=2))
+    return replace(made, devices=(device, replace(device, id="h200-1")), functions=(function,))
+
+
+@cache
+def attainment(policy: str, rate: int, way_us: int, spread: float = 0.0) -> float:
+    made = replace(world(rate), ways={"h200": WayModel(way_us, spread)})
+    return run(made, policy).total.attainment
+
+
+ways = pytest.mark.parametrize("way_us", [200, 1_000, 3_000])
+
+
+@policies
+@ways
+@pytest.mark.parametrize("rate", [3_000, FULL], ids=["quiet", "busy"])
+def test_with_a_way_of_up_to_a_quarter_of_the_slo_as_many_are_in_time_as_without(policy: str, rate: int, way_us: int):
+    assert attainment(policy, rate, way_us) >= attainment(policy, rate, 0) - 0.01
+
+
+@pytest.mark.slow
+@policies
+@ways
+@pytest.mark.parametrize(("rate", "points"), [(60_000, 1), (80_000, 2)], ids=["busy", "overload"])
+def test_on_two_devices_and_in_overload_too(policy: str, rate: int, points: int, way_us: int):
+    """In overload the first milliseconds, in which the way is not known yet, leave a queue that is late."""
+    made = on_two(replace(world(rate), duration_us=1_000_000))
+    there = replace(made, ways={"h200": WayModel(way_us)})
+    assert run(there, policy).total.attainment >= run(made, policy).total.attainment - points / 100
+
+
+@policies
+def test_a_way_that_varies_is_planned_with_at_its_longer(policy: str):
+    assert attainment(policy, 18_000, 3_000, 0.1) >= attainment(policy, 18_000, 0) - 0.01
+
+
+def test_what_is_not_counted_makes_calls_late(monkeypatch: pytest.MonkeyPatch):
+    """The same, were the way not measured: this is what the first test would not see fail otherwise."""
+    monkeypatch.setattr(Device, "observe_way", lambda self, us: None)
+    assert run(world(FULL, h200=3_000), "frontier").total.attainment < attainment("frontier", FULL, 3_000) - 0.05
+
+
+# ------------------------------------------------------------------------ one device is farther away
+
+
+def two(**ways_us: int) -> Summary:
+    """Two devices under what one could do, and the way to each."""
+    return run(on_two(world(20_000, **ways_us)), "frontier")
+
+
+def shares(summary: Summary) -> tuple[float, float]:
+    near, far = (row.utilisation for row in summary.devices)
+    return near / (near + far), far / (near + far)
+
+
+def test_a_device_too_far_away_for_the_slo_gets_nothing_and_no_other_suffers():
+    summary = two(h200_1=11_000)
+    assert shares(summary)[1] < 0.05
+    assert summary.total.attainment > 0.98
+
+
+def test_a_device_that_is_farther_away_has_less_to_do_and_still_something():
+    near, far = shares(two(h200_1=4_000))
+    assert 0.02 < far < near
+
+
+# ------------------------------------------------------------------------ steps
+
+STEPS = """
+[[workflow]]
+name = "twice"
+slo = "24ms"
+[[workflow.step]]
+name = "first"
+function = "resnet"
+[[workflow.step]]
+name = "second"
+function = "resnet"
+"""
+
+
+@policies
+def test_every_step_of_a_workflow_makes_the_way(policy: str):
+    """Two steps, each of which has what one has in the first test; and a deadline that leaves room for both ways."""
+    made = scenarios.parse(WORLD.replace('"resnet"\nrate = 27000', '"twice"\nrate = 6000') + STEPS)
+    there = replace(made, ways={"h200": WayModel(3_000)})
+    assert run(there, policy).total.attainment >= run(made, policy).total.attainment - 0.01
