@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lamina.core.actions import FailCall, StartBatch
+from lamina.sim import scenario
+from lamina.sim.run import run
 from lamina.types import DeviceSpec, SliceLimits
 from tests.script import BIG_GPU, Script, a_function
 
@@ -108,3 +112,61 @@ def test_an_instance_runs_as_many_batches_at_once_as_its_device_says(script: Scr
     script.given(a_function(share=0.125), takes={"f": 5 * MS}, devices=[two])
     script.at(0).arrives(*"abcdef")
     assert len(script.running) == 2
+
+
+# ------------------------------------------------------------------------ over all functions
+
+TWO_EQUAL = """
+[scenario]
+seed = 1
+duration = "4s"
+noise = 0.0
+[[device]]
+kind = "h200"
+units = 1
+{functions}
+{loads}
+"""
+EQUAL = """
+[[function]]
+name = "{name}"
+share = "100%"
+memory = "1GiB"
+load = "10ms"
+scale = {{ min = 1, max = 1 }}
+profile.h200 = {{ batch = [1], p50_ms = {{ 1 = [10] }} }}
+"""
+
+
+def mean_ms(first: str, second: str) -> dict[str, float]:
+    """Mean latency of two equal functions at twice what the device can do, declared in this order."""
+    functions = "".join(EQUAL.format(name=name) for name in (first, second))
+    loads = "".join(f'[[load]]\ntarget = "{name}"\nrate = 100\nstart = "1s"\n' for name in "ab")
+    summary = run(scenario.parse(TWO_EQUAL.format(functions=functions, loads=loads)), "fifo")
+    return {row.target: row.mean_ms for row in summary.targets}
+
+
+def test_functions_are_served_by_arrival_in_whichever_order_they_were_declared():
+    means = mean_ms("a", "b")
+    assert means == mean_ms("b", "a")
+    assert means["a"] == pytest.approx(means["b"], rel=0.2)
+
+
+def test_after_a_batch_the_function_that_has_waited_longest_is_next(script: Script):
+    """Both wait with several batches; on a free device they take turns, job by job, not queue by queue."""
+    script.given(a_function("f"), a_function("g"), takes={"f": 5 * MS, "g": 5 * MS}, engine=True)
+    script.at(0).arrives("f0")
+    for number in range(1, 4):
+        script.arrives(f"g{number}", target="g")
+        script.arrives(f"f{number}")
+    script.at(100 * MS)
+    assert [name for (name,) in script.served] == ["f0", "g1", "f1", "g2", "f2", "g3", "f3"]
+
+
+def test_a_full_batch_is_not_booked_past_an_older_job(script: Script):
+    script.given(a_function("f", max_batch=2), a_function("g", max_batch=2), takes={"f": 5 * MS, "g": 5 * MS}, engine=True)
+    script.at(0).arrives("f0")
+    script.at(1 * MS).arrives("older", target="g")
+    script.at(2 * MS).arrives("f1", "f2")
+    script.at(100 * MS)
+    assert script.served == [("f0",), ("older",), ("f1", "f2")]

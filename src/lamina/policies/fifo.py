@@ -1,4 +1,8 @@
-"""First come, first served with batching: the baseline every other policy is compared with."""
+"""First come, first served with batching: the baseline every other policy is compared with.
+
+By arrival over all functions: of those that have a slot, the one whose first job has waited longest has the next batch, and is
+then compared anew. A function without a slot is passed over, so a job that needs a large slice may be overtaken by others.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lamina.core.policy import Decision, Defer, Drop, Slot, Start, View
+from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState
 from lamina.planner.batching import LEAD_US, batchable_prefix, commit_at_us, largest_batch_within
@@ -20,18 +25,19 @@ class Policy:
     order: Order = "arrival"
 
     def dispatch(self, view: View) -> Iterator[Decision]:
-        for function in list(view.waiting.values()):
-            for slot in view.slots(function):
+        waiting = view.waiting
+        while waiting:
+            function = min(waiting.values(), key=_arrival) if len(waiting) > 1 else next(iter(waiting.values()))
+            slot = next(view.slots(function), None)
+            if slot is not None:
                 yield from self._fill(view, function, slot)
-                if function.spec.name not in view.waiting:
-                    break
             else:
                 yield Defer(function.spec.name, view.next_slot_us(function), NEVER_US)
 
     def _fill(self, view: View, function: FunctionState, slot: Slot) -> Iterator[Decision]:
         """One batch for this slot, or a time to decide again."""
         spec, queue = function.spec, function.queue
-        if slot.behind is not None and len(queue) < spec.max_batch:
+        if slot.behind is not None and (len(queue) < spec.max_batch or not _is_oldest(view, function, slot.device)):
             at_us = commit_at_us(slot.behind, self.lead_us)
             if at_us > view.now_us:
                 yield Defer(spec.name, at_us, spec.max_batch)
@@ -51,3 +57,15 @@ class Policy:
             # a job with less time than the first must wait for a smaller batch, where it will be first
             yield Start([job for job in jobs[:count] if job.expires_us >= ends_us], slot)
             return
+
+
+def _arrival(function: FunctionState) -> tuple[int, int]:
+    head = function.queue.head()
+    return head.enqueued_us, head.id
+
+
+def _is_oldest(view: View, function: FunctionState, device: Device) -> bool:
+    """Whether no queue on this device has an older job: else a slice must not be committed before it is about to be free."""
+    others = {view.instances[name].function for name in device.instances} - {function.spec.name}
+    waiting = [view.functions[name] for name in others if name in view.waiting or name in view.deferred]
+    return not waiting or _arrival(function) < min(map(_arrival, waiting))
