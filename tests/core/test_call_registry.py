@@ -37,7 +37,8 @@ def test_a_name_may_be_used_again_once_its_call_has_ended(script: Script):
 def test_a_full_queue_refuses_and_says_when_to_come_back(script: Script):
     script.given(a_function(max_queue=2), devices=[])
     script.arrives("c1", "c2")
-    assert script.arrives("c3") == [Reject("c3", "queue-full", retry_after_us=1_000_000)]
+    why = "f has 2 jobs waiting, which is its limit (max_queue)"
+    assert script.arrives("c3") == [Reject("c3", "queue-full", retry_after_us=1_000_000, why=why)]
 
 
 def test_a_workflow_is_refused_if_any_of_its_queues_is_full(script: Script):
