@@ -154,7 +154,7 @@ def _rounds(name: str, port: int, until_s: float) -> Iterator[tuple[float, bool,
 
 
 def _flooder(name: str, port: int, seconds: float, ready: Any, go: Any, out: Any) -> None:
-    os.nice(19)
+    os.setpriority(os.PRIO_PROCESS, 0, 19)
     ready.release()
     go.wait()
     end_s = time.monotonic() + seconds

@@ -32,6 +32,7 @@ from lamina.gateway.oip.setup import OpenInference
 from lamina.gateway.oip.statistics import ModelStatistics
 from lamina.gateway.routes import runs, state
 from lamina.gateway.routes.calls import CallHandler
+from lamina.gateway.routes.codec_pool import CodecPool
 from lamina.gateway.routes.cold_start_grace import ColdStartGrace
 from lamina.gateway.routes.explain import ExplainRoutes, SampledRefusals
 from lamina.gateway.routes.openapi import document
@@ -143,6 +144,7 @@ class Gateway:
         catalogue = ModelCatalog(self.targets, lambda name: functions[name].spec if name in functions else None)
         inference = InferenceService(loop, catalogue, self.metrics, statistics, self.process, explain, grace, tracer)
         refusals = SampledRefusals(loop)
+        self.codecs = codecs = CodecPool()
         self.oip = OpenInference(
             inference,
             auth.authorize,
@@ -151,9 +153,10 @@ class Gateway:
             body_limit=limits.body_bytes,
             budget=self.budget,
             check_head=auth.check_head,
+            codecs=codecs,
         )
         run_routes = (
-            runs.RunRoutes(self.durable, lambda target: loop.engine.shared.source(target).tenant)
+            runs.RunRoutes(self.durable, lambda target: loop.engine.shared.source(target).tenant, codecs)
             if self.durable is not None
             else None
         )
@@ -165,7 +168,13 @@ class Gateway:
             loop,
             self.targets,
             self.metrics,
-            CallHandler(loop, self.metrics, self.process, explain, grace, refusals=refusals, tracer=tracer, runs=run_routes),
+            CallHandler(
+                *(loop, self.metrics, self.process, explain, grace),
+                refusals=refusals,
+                tracer=tracer,
+                runs=run_routes,
+                codecs=codecs,
+            ),
             auth.authorize,
             self.process,
             refusals,
@@ -364,6 +373,7 @@ class Gateway:
             await self.ingress.stop()
         await self.oip.stop(0.5)
         await self.server.stop()
+        await self.codecs.stop()
         await self.driver.stop(min(5.0, grace_s))
         return left
 

@@ -30,6 +30,9 @@ log = logging.getLogger("lamina")
 
 CONNECTIONS = 1_000
 SWEEP_S = 1.0
+SMALL_MESSAGE = 64 * 2**10
+"""Up to this much is parsed in place, whatever it is."""
+
 _UNITS_US = {b"H": 3_600_000_000, b"M": 60_000_000, b"S": 1_000_000, b"m": 1_000, b"u": 1, b"n": 0.001}
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
 _OK_HEAD = encode([(b":status", b"200"), (b"content-type", b"application/grpc")])
@@ -52,6 +55,9 @@ class RpcContext:
     headers: Mapping[bytes, bytes]
     timeout_us: int = 0
 
+
+Prepare = Callable[[str, bytes, Callable[[bytes | LaminaError], None]], bool]
+"""Has a message of a method rewritten elsewhere, because it would take too long to parse here. False: it need not be."""
 
 OnMessage = Callable[[Any], None]
 """Gets a message, or an `RpcError`."""
@@ -99,12 +105,14 @@ class GrpcServer:
         budget: MemoryBudget | None = None,
         check_head: HeadCheck = accept_any_head,
         origins: OriginPolicy | None = None,
+        prepare: Prepare | None = None,
     ) -> None:
         """Metadata with the prefix of `own_headers` is rejected. `check_head`, `origins`: see `HttpServer`."""
         self.origins = origins
         self.service = service
         self.budget = budget or MemoryBudget()
         self.check_head = check_head
+        self.prepare = prepare
         self.methods = service.methods
         self.own_headers = own_headers
         self.body_limit = body_limit
@@ -306,21 +314,42 @@ class _Call:
             self._charge.hand_over()
             self._charges.add(self._charge)
             self._charge = None
-        if not is_packed:
-            self._handle(message, len(message))
-            return
         size = len(message)
+        if not is_packed:
+            self._prepare(message, size)
+            return
 
         def then(found: bytes | LaminaError) -> None:
+            self._open -= 1
             if isinstance(found, LaminaError):
                 self._fail(RpcError(_EXHAUSTED if found.status == 413 else _INVALID, found.message))
             else:
-                self._handle(found, size)
+                self._prepare(found, size)
 
+        self._open += 1  # until it has been opened: the stream does not end before
         try:
             decompress(message, self._encoding, self._server.body_limit, then)
         except LaminaError as error:
             self._fail(RpcError(_UNIMPLEMENTED, error.message))
+
+    def _prepare(self, message: bytes, size: int) -> None:
+        """Handle a message of `size` bytes on the wire; one that takes long to parse is rewritten elsewhere before."""
+        prepare = self._server.prepare
+        if prepare is None or len(message) <= SMALL_MESSAGE:
+            self._handle(message, size)
+            return
+        assert self._method is not None
+
+        def then(found: bytes | LaminaError) -> None:
+            self._open -= 1
+            if isinstance(found, LaminaError):
+                self._fail(RpcError(_EXHAUSTED if found.status in (413, 503) else _INVALID, found.message))
+            else:
+                self._handle(found, size)
+
+        self._open += 1
+        if not prepare(self._method.name, message, then):
+            then(message)
 
     def _handle(self, message: bytes, size: int) -> None:
         assert self._method is not None

@@ -42,7 +42,7 @@ from lamina.gateway.ingress.messages import (
 from lamina.gateway.oip.grpc_service import GrpcMethods
 from lamina.gateway.oip.inference import InferenceRequest
 from lamina.gateway.oip.inference_service import InferenceService, PendingInference
-from lamina.gateway.routes.calls import DecodedBody
+from lamina.gateway.routes.http_codec import DecodedBody
 from lamina.gateway.routes.problems import PROBLEM, HttpProblem, defect_problem, error_problem
 from lamina.gateway.routes.router import Router
 from lamina.ipc.child_process import ChildProcess, ProcessSpec

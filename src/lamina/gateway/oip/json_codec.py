@@ -95,6 +95,27 @@ def decode_request(body: bytes, header_length: bytes) -> DecodedRequest:
     )
 
 
+def to_binary(body: bytes, header_length: bytes) -> tuple[bytes, int]:
+    """The same request with all tensors behind its JSON, where they need no decoding; and the length of the JSON."""
+    decoded = decode_request(body, header_length)
+    head = body[: int(header_length)] if header_length else body
+    request, given, _ = _parts(head)
+    inputs: list[dict[str, Any]] = [
+        {
+            "name": tensor.name,
+            "datatype": tensor.dtype,
+            "shape": tensor.shape,
+            "parameters": one.parameters | {"binary_data_size": len(tensor.data)},
+        }
+        for one, tensor in zip(given, decoded.inputs, strict=True)
+    ]
+    made: dict[str, Any] = {"id": request.id, "parameters": request.parameters, "inputs": inputs}
+    if bytes(request.outputs):
+        made["outputs"] = request.outputs
+    text = msgspec.json.encode(made)
+    return b"".join((text, *(tensor.data for tensor in decoded.inputs))), len(text)
+
+
 def _parts(head: bytes) -> tuple[_Request, list[_Input], list[_RequestedOutput]]:
     seem_many = head.count(b'"datatype"', 0, SCANNED_BYTES) > MAX_INPUTS  # but it may be among the texts of a tensor
     if seem_many and next(islice(_INPUT.finditer(head, 0, SCANNED_BYTES), MAX_INPUTS, None), None) is not None:

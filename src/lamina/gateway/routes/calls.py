@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
+from lamina import encoding
 from lamina.access.records import Identity
 from lamina.core.actions import FailCall, Reject, Reply
 from lamina.drivers.driver import Ending
@@ -16,10 +16,11 @@ from lamina.drivers.realtime import RealtimeDriver
 from lamina.errors import LaminaError, StoreDown
 from lamina.gateway.observability.metrics import Metrics
 from lamina.gateway.observability.tracer import Tracer
+from lamina.gateway.routes.codec_pool import INLINE_BYTES, CodecPool, is_heavy_request, is_heavy_result
 from lamina.gateway.routes.cold_start_grace import ColdStartGrace
 from lamina.gateway.routes.explain import SampledRefusals
-from lamina.gateway.routes.http_codec import decode_inputs, encode_result, reply_headers
-from lamina.gateway.routes.problems import HttpProblem, error_problem, respond_problem
+from lamina.gateway.routes.http_codec import DecodedBody, decode_inputs, encode_result, reply_headers
+from lamina.gateway.routes.problems import HttpProblem, answered, error_problem, respond_problem
 from lamina.gateway.routes.rejection_cache import RejectionCache
 from lamina.gateway.routes.request_options import NO_OPTIONS, OPTION_HEADERS, request_options
 from lamina.gateway.routes.runs import RunRoutes, prefers_async
@@ -31,22 +32,6 @@ from lamina.types import call_for
 
 Explain = Callable[[FailCall | Reject, str, Identity], HttpProblem]
 """The problem for a call of a target that ended without a result, as its caller is told it."""
-
-
-class DecodedBody:
-    """A request body that an ingress process has decoded already."""
-
-    __slots__ = ("arrived_us", "inputs", "size")
-
-    def __init__(self, inputs: dict[str, Any], size: int, arrived_us: int) -> None:
-        self.inputs: dict[str, Any] | None = inputs  #: None once they have been claimed
-        self.size = size
-        self.arrived_us = arrived_us
-
-    def claim(self) -> dict[str, Any]:
-        assert self.inputs is not None
-        inputs, self.inputs = self.inputs, None
-        return inputs
 
 
 class CallHandler:
@@ -63,6 +48,7 @@ class CallHandler:
         refusals: SampledRefusals,
         tracer: Tracer | None = None,
         runs: RunRoutes | None = None,
+        codecs: CodecPool | None = None,
     ) -> None:
         self.driver = driver
         self.metrics = metrics
@@ -72,6 +58,7 @@ class CallHandler:
         self._cold_start_grace = cold_start_grace
         self._tracer = tracer
         self._runs = runs
+        self._codecs = codecs
         self._refusals = refusals
         self._prefix = secrets.token_hex(4)
         self._count = 0
@@ -85,6 +72,9 @@ class CallHandler:
         decoded: DecodedBody | None = None,
     ) -> None:
         """Submit a call. Its time begins when its bytes arrive: time unread in a buffer, or in another process, is part of it."""
+        if decoded is None and len(request.body) > INLINE_BYTES and self._codecs is not None and is_heavy_request(request):
+            self._decode_apart(self._codecs, target, request, exchange, caller)
+            return
         self._count += 1
         call_id = f"{self._prefix}-{self._count:x}"
         driver, headers = self.driver, request.headers
@@ -100,7 +90,7 @@ class CallHandler:
                 return
         try:
             if has_options and prefers_async(request):
-                self._accept_run(target, request, exchange, caller)
+                self._accept_run(target, request, exchange, caller, decoded)
                 return
             options = request_options(request, arrived_us) if has_options else NO_OPTIONS
             deadline_us, priority, cost_limit, objective = options
@@ -133,11 +123,45 @@ class CallHandler:
         pending = PendingCall(self, call_id, target.name, exchange, caller, arrived_us, accept, has_options)
         driver.submit(call, inputs, pending.on_ended)
 
-    def _accept_run(self, target: CallTarget, request: HttpRequest, exchange: Exchange, caller: Identity) -> None:
+    def _decode_apart(
+        self, codecs: CodecPool, target: CallTarget, request: HttpRequest, exchange: Exchange, caller: Identity
+    ) -> None:
+        """Have a body decoded by another process, and submit the call then."""
+        arrived_us, size = self.driver.now_us() - self._process.lag_us, len(request.body)
+        head = HttpRequest(request.method, request.path, request.query, request.headers, b"", request.keep_alive)
+        gone: list[bool] = []
+        exchange.on_disconnect = lambda: gone.append(True)
+
+        def then(inputs: dict[str, bytes] | LaminaError) -> None:
+            if gone:
+                return
+            if isinstance(inputs, LaminaError):
+                raise inputs
+            self.handle(target, head, exchange, caller, DecodedBody(inputs, size, arrived_us))
+
+        codecs.decode_call(request, target.params, answered(exchange, then))
+
+    def encodes_apart(self, exchange: Exchange, blob: encoding.Blob, accept: bytes, id: str, extra: bytes) -> bool:
+        """Respond with a large result: text is made of it by another process. False: it is to be made here."""
+        if self._codecs is None or not is_heavy_result(blob, accept):
+            return False
+
+        def then(found: dict[str, bytes] | LaminaError) -> None:
+            if isinstance(found, LaminaError):
+                respond_problem(exchange, error_problem(found, id))
+            else:
+                exchange.respond(200, found["body"], found["kind"], extra)
+
+        self._codecs.encode_result(bytes(blob), accept, answered(exchange, then))
+        return True
+
+    def _accept_run(
+        self, target: CallTarget, request: HttpRequest, exchange: Exchange, caller: Identity, decoded: DecodedBody | None
+    ) -> None:
         if self._runs is None:
             raise StoreDown("this server keeps no runs", hint="start it with --store, or call without Prefer: respond-async")
         wall_us = time.time_ns() // 1000
-        self._runs.accept(target, request, exchange, caller, request_options(request, wall_us))
+        self._runs.accept(target, request, exchange, caller, request_options(request, wall_us), decoded)
 
 
 @dataclass(slots=True)
@@ -160,12 +184,16 @@ class PendingCall:
             if exchange.accepts_values:
                 exchange.respond_value(handler.driver.data.stored_result(self.call_id), ending)
                 return
+            extra = reply_headers(ending)
             try:
-                body, kind = encode_result(handler.driver.data.result(self.call_id), self.accept)
+                blob = handler.driver.data.result(self.call_id)
+                if len(blob) > INLINE_BYTES and handler.encodes_apart(exchange, blob, self.accept, self.call_id, extra):
+                    return
+                body, kind = encode_result(blob, self.accept)
             except LaminaError as error:
                 respond_problem(exchange, error_problem(error, self.call_id))
                 return
-            exchange.respond(200, body, kind, reply_headers(ending))
+            exchange.respond(200, body, kind, extra)
         elif isinstance(ending, Reject) and ending.reason == "deadline" and not self.has_options:
             handler.rejections.store(self.target, self.caller.tenant, self.arrived_us, ending).respond(exchange, self.call_id)
         else:

@@ -16,9 +16,9 @@ from lamina.errors import LaminaError, NotFound, UnknownTarget
 from lamina.gateway.auth import Authorize
 from lamina.gateway.observability.metrics import Metrics
 from lamina.gateway.observability.rate_limiter import RateLimiter
-from lamina.gateway.routes.calls import CallHandler, DecodedBody
+from lamina.gateway.routes.calls import CallHandler
 from lamina.gateway.routes.explain import SampledRefusals
-from lamina.gateway.routes.http_codec import JSON
+from lamina.gateway.routes.http_codec import JSON, DecodedBody
 from lamina.gateway.routes.problems import defect_problem, error_problem, make_problem, reject_method, respond_problem
 from lamina.gateway.routes.profiles import take_snapshot
 from lamina.gateway.routes.status import status

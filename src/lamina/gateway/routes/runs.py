@@ -22,6 +22,7 @@ from lamina.core.actions import Reply
 from lamina.durable.runs import DurableRuns
 from lamina.errors import BadValue, LaminaError, StoreDown, checked_text
 from lamina.gateway.routes import http_codec
+from lamina.gateway.routes.codec_pool import CodecPool, is_heavy_result
 from lamina.gateway.routes.problems import PROBLEM, answered, error_problem, respond_problem, stored_problem
 from lamina.gateway.routes.request_options import RequestOptions
 from lamina.gateway.routes.targets import CallTarget
@@ -50,10 +51,16 @@ def prefers_async(request: HttpRequest) -> bool:
 class RunRoutes:
     """Routes of durable runs."""
 
-    def __init__(self, durable: DurableRuns, owner_of: Callable[[str], str] = lambda target: "") -> None:
+    def __init__(
+        self,
+        durable: DurableRuns,
+        owner_of: Callable[[str], str] = lambda target: "",
+        codecs: CodecPool | None = None,
+    ) -> None:
         """`owner_of` tells the tenant of a target: what its code said is for that tenant's deployers."""
         self._durable = durable
         self._owner_of = owner_of
+        self._codecs = codecs
         self.routes: dict[str, Callable[..., None]] = {
             "GET /v1/runs": self._list,
             "GET /v1/runs/{run}": partial(self._on_run, self._show),
@@ -66,9 +73,16 @@ class RunRoutes:
     # --------------------------------------------------------------------- accepting
 
     def accept(
-        self, target: CallTarget, request: HttpRequest, exchange: Exchange, caller: Identity, wishes: RequestOptions
+        self,
+        target: CallTarget,
+        request: HttpRequest,
+        exchange: Exchange,
+        caller: Identity,
+        wishes: RequestOptions,
+        decoded: http_codec.DecodedBody | None = None,
     ) -> None:
-        inputs = http_codec.decode_inputs(request, target.params)
+        inputs = http_codec.decode_inputs(request, target.params) if decoded is None else decoded.claim()
+        size = len(request.body) if decoded is None else decoded.size
         key = request.header(b"idempotency-key").decode("latin-1")
         if len(key) > MAX_KEY or not key.isprintable():
             raise BadValue(f"idempotency-key: {key[:40]!r} cannot be used", hint=f"up to {MAX_KEY} printable characters")
@@ -79,7 +93,7 @@ class RunRoutes:
         if objective:
             raise BadValue("lamina-objective: for calls only", hint="a run has the objectives of its functions: leave it out")
         row = RunRow(
-            "", target.kind, target.name, caller.tenant, "", priority, cost_limit, len(request.body), 0, deadline_us, 0, 0, ""
+            "", target.kind, target.name, caller.tenant, "", priority, cost_limit, size, 0, deadline_us, 0, 0, ""
         )  # fmt: skip
 
         def done(accepted: RunRow | LaminaError) -> None:
@@ -181,6 +195,10 @@ class RunRoutes:
         if ending.result is not None:
             if ending.about is not None:
                 extra += http_codec.reply_headers(msgspec.json.decode(ending.about, type=Reply))
+            if self._codecs is not None and is_heavy_result(ending.result, request.header(b"accept")):
+                then = partial(self._on_encoded, exchange, extra)
+                self._codecs.encode_result(ending.result, request.header(b"accept"), answered(exchange, then))
+                return
             try:
                 body, kind = http_codec.encode_result(ending.result, request.header(b"accept"))
             except LaminaError as error:
@@ -192,6 +210,12 @@ class RunRoutes:
             exchange.respond(status, self._shown_problem(row, ending.problem, grant), PROBLEM, extra)
         else:
             exchange.respond(202, msgspec.json.encode(run_summary(row)), http_codec.JSON, extra + b"retry-after: 1\r\n")
+
+    def _on_encoded(self, exchange: Exchange, extra: bytes, found: dict[str, bytes] | LaminaError) -> None:
+        if isinstance(found, LaminaError):
+            self._problem(exchange, found)
+        else:
+            exchange.respond(200, found["body"], found["kind"], extra)
 
     def _history(self, row: RunRow, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
         def work(db: Session) -> bytes:

@@ -14,11 +14,12 @@ from lamina.drivers.engine import EngineShared
 from lamina.errors import BadValue, Conflict, LaminaError, NotFound, checked_text
 from lamina.gateway.routes import http_codec
 from lamina.gateway.routes.problems import error_problem, respond_problem
-from lamina.sdk.app_state import StateCell, StateChange, StateKey, apply_change, checked_key, checked_size
+from lamina.sdk.app_state import MAX_VALUE_BYTES, StateCell, StateChange, StateKey, apply_change, checked_key, checked_size
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.state.kv_state import StateTable, owned_scope, shown_scope
 
 MAX_KEYS = 1_000
+MAX_BODY_BYTES = MAX_VALUE_BYTES + 64 * 2**10
 KeyAction = Callable[[StateKey, HttpRequest, Exchange], None]
 _KNOWN = ("workflow", "app", "prefix", "after")
 
@@ -92,6 +93,10 @@ class StateRoutes:
 
     def _put(self, place: StateKey, request: HttpRequest, exchange: Exchange) -> None:
         http_codec.check_encoding(request)
+        if len(request.body) > MAX_BODY_BYTES:  # it would be too large as a value; not even looked at
+            raise BadValue(
+                f"body: {len(request.body)} bytes", hint=f"at most {MAX_VALUE_BYTES} at one key; use several keys, or a file"
+            )
         value = encoding.from_json(request.body)
         if value is None:
             raise BadValue("body: null is no value", hint="DELETE removes a key")

@@ -1,0 +1,173 @@
+"""Hostile bodies of every protocol at a real server: what calls beside them wait.
+
+One client sends the largest body that is taken (31 MiB), made to cost the most to decode, a few times in a row; beside it another
+calls an echo over HTTP/1 a hundred times a second, and its latencies are what counts.
+
+`python -m benchmarks.attacks.loop_lag` writes `results/attacks/loop_lag.json`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.attacks.floods import MOST_MS, _echo
+from benchmarks.report import Report
+from benchmarks.servers import APPS, free_port, started, wait_for
+from lamina import encoding
+from lamina.gateway.oip.schema import load_schema
+
+RESULTS = Path(__file__).parents[2] / "results" / "attacks" / "loop_lag.json"
+SIZE = 31 * 2**20
+ROUNDS = 2
+
+CALL = "/v1/functions/echo"
+INFER = "/v2/models/echo/infer"
+VALUE = "application/vnd.lamina.value"
+
+
+def _filled(first: bytes, piece: bytes, last: bytes) -> bytes:
+    return first + piece * ((SIZE - len(first) - len(last)) // len(piece)) + last
+
+
+def _tensor(piece: bytes) -> bytes:
+    count = (SIZE - 200) // len(piece)
+    return b'{"inputs":[{"name":"x","datatype":"INT64","shape":[%d],"data":[' % count + (piece * count)[:-1] + b"]}]}"
+
+
+def _packed(body: bytes) -> bytes:
+    return gzip.compress(body, 1)
+
+
+Attack = tuple[str, str, Callable[[], bytes], dict[str, str]]
+"""Method, path, body, headers."""
+
+JSON = {"content-type": "application/json"}
+HTTP: dict[str, Attack] = {
+    "JSON, empty lists": ("POST", CALL, lambda: _filled(b"[", b"[],", b"[]]"), JSON),
+    "JSON, objects": ("POST", CALL, lambda: _filled(b"[", b'{"a":1},', b"{}]"), JSON),
+    "JSON, numbers": ("POST", CALL, lambda: _filled(b"[", b"1,", b"1]"), JSON),
+    "JSON, one text": ("POST", CALL, lambda: _filled(b'"', b"a", b'"'), JSON),
+    "JSON, cut short": ("POST", CALL, lambda: _filled(b"[", b"[],", b""), JSON),
+    "JSON, 60 KiB of lists, a thousand times": ("POST", CALL, lambda: b"[" + b"[]," * 20_000 + b"[]]", JSON),
+    "JSON as a form": (
+        "POST",
+        CALL,
+        lambda: _filled(b"[", b"[],", b"[]]"),
+        {"content-type": "application/x-www-form-urlencoded"},
+    ),
+    "encoded value, empty lists": ("POST", CALL, lambda: encoding.encode({"x": [[]] * SIZE})[:SIZE], {"content-type": VALUE}),
+    "encoded value, bytes": ("POST", CALL, lambda: encoding.encode({"x": bytes(SIZE - 100)}), {"content-type": VALUE}),
+    "multipart, near boundaries": (
+        *("POST", CALL),
+        lambda: _filled(b'--b\r\ncontent-disposition: form-data; name="x"\r\n\r\n', b"\r\n--c", b"\r\n--b--\r\n"),
+        {"content-type": "multipart/form-data; boundary=b"},
+    ),
+    "bytes": ("POST", CALL, lambda: bytes(SIZE), {"content-type": "application/octet-stream"}),
+    "durable run, empty lists": ("POST", CALL, lambda: _filled(b"[", b"[],", b"[]]"), {**JSON, "prefer": "respond-async"}),
+    "V2 JSON, numbers": ("POST", INFER, lambda: _tensor(b"1,"), JSON),
+    "V2 JSON, lists": ("POST", INFER, lambda: _tensor(b"[1],"), JSON),
+    "V2 gzip, numbers": ("POST", INFER, lambda: _packed(_tensor(b"1,")), {**JSON, "content-encoding": "gzip"}),
+    "state, empty lists": ("PUT", "/v1/state/k", lambda: _filled(b"[", b"[],", b"[]]"), JSON),
+}
+
+
+def _typed_message() -> bytes:
+    message = load_schema()["ModelInferRequest"](model_name="echo")
+    message.inputs.add(name="x", datatype="INT64", shape=[SIZE - 1_000]).contents.int64_contents.extend([1] * (SIZE - 1_000))
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def _many_inputs() -> bytes:
+    return b"\x0a\x04echo" + b"\x2a\x00" * (SIZE // 2 - 8)
+
+
+GRPC: dict[str, Callable[[], bytes]] = {"gRPC, typed tensor": _typed_message, "gRPC, many inputs": _many_inputs}
+
+
+def _sent(port: int, attack: Attack, body: bytes, rounds: int) -> list[int]:
+    method, path, _, headers = attack
+    statuses = []
+    for _ in range(rounds):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        answer.read()
+        statuses.append(answer.status)
+        connection.close()
+    return statuses
+
+
+def _called(port: int, message: bytes, rounds: int) -> list[int]:
+    import grpc  # type: ignore[import-untyped]
+
+    options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+    found = []
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        for _ in range(rounds):
+            try:
+                call(message, timeout=120)
+                found.append(0)
+            except grpc.RpcError as error:
+                found.append(error.code().value[0])
+    return found
+
+
+def _beside(report: Report, name: str, port: int, work: Callable[[], list[int]]) -> None:
+    """Latencies while this goes on."""
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.extend(work()))
+    latencies: list[float] = []
+    thread.start()
+    began_s = time.monotonic()
+    while thread.is_alive():
+        latencies += _echo(port, 0.2)
+    latencies.sort()
+    report.add(
+        f"{name}: echo p99",
+        latencies[int(0.99 * len(latencies))],
+        "ms",
+        most=MOST_MS,
+        worst_ms=round(latencies[-1], 1),
+        calls=len(latencies),
+        took_s=round(time.monotonic() - began_s, 1),
+        answers=sorted(set(found)),
+    )
+
+
+def campaign(report: Report, rounds: int = ROUNDS, only: tuple[str, ...] = ()) -> None:
+    port, grpc_port = free_port(), free_port()
+    command = [sys.executable, "-m", "lamina", "serve", str(APPS / "echo.py"), "--port", str(port), "--grpc-port", str(grpc_port)]
+    with started([*command, "--json", "--store", f"/tmp/lamina-loop-lag-{os.getpid()}.db"]):
+        wait_for(f"http://127.0.0.1:{port}/v1/functions/echo", b"1")
+        quiet = sorted(_echo(port, 2.0))
+        report.add("nothing beside it: echo p99", quiet[int(0.99 * len(quiet))], "ms", worst_ms=round(quiet[-1], 1))
+        for name, attack in HTTP.items():
+            if not only or name in only:
+                body, times = attack[2](), 1_000 if "thousand" in name else rounds
+                _beside(report, name, port, lambda attack=attack, body=body, times=times: _sent(port, attack, body, times))  # type: ignore[misc]
+        for name, make in GRPC.items():
+            if not only or name in only:
+                message = make()
+                _beside(report, name, port, lambda message=message: _called(grpc_port, message, rounds))  # type: ignore[misc]
+
+
+def main() -> None:
+    report = Report()
+    campaign(report, only=tuple(sys.argv[1:]))
+    if not sys.argv[1:]:
+        report.write(RESULTS)
+    print(json.dumps({"rows": len(report.rows)}))
+
+
+if __name__ == "__main__":
+    main()
