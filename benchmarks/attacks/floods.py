@@ -163,7 +163,7 @@ def _flooder(name: str, port: int, seconds: float, ready: Any, go: Any, out: Any
     out.put((len(rounds), max((one[0] for one in cut), default=seconds), sum(one[2] for one in rounds), len(cut)))
 
 
-def _echo(port: int, seconds: float) -> list[float]:
+def _echo(port: int, seconds: float, function: str = "echo") -> list[float]:
     """Latencies of a client that calls every ten milliseconds, in milliseconds; a failure counts as ten seconds."""
     found: list[float] = []
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
@@ -173,7 +173,7 @@ def _echo(port: int, seconds: float) -> list[float]:
         time.sleep(max(0.0, next_s - time.monotonic()))
         began_s = time.monotonic()
         try:
-            connection.request("POST", "/v1/functions/echo", b"1", {"content-type": "application/json"})
+            connection.request("POST", f"/v1/functions/{function}", b"1", {"content-type": "application/json"})
             answer = connection.getresponse()
             answer.read()
             found.append((time.monotonic() - began_s) * 1_000 if answer.status == 200 else 10_000.0)

@@ -1,7 +1,7 @@
 """Hostile bodies of every protocol at a real server: what calls beside them wait.
 
 One client sends the largest body that is taken (31 MiB), made to cost the most to decode, a few times in a row; beside it another
-calls an echo over HTTP/1 a hundred times a second, and its latencies are what counts.
+calls another function over HTTP/1 a hundred times a second, and its latencies are what counts.
 
 `python -m benchmarks.attacks.loop_lag` writes `results/attacks/loop_lag.json`.
 """
@@ -75,7 +75,7 @@ HTTP: dict[str, Attack] = {
     "V2 JSON, numbers": ("POST", INFER, lambda: _tensor(b"1,"), JSON),
     "V2 JSON, lists": ("POST", INFER, lambda: _tensor(b"[1],"), JSON),
     "V2 gzip, numbers": ("POST", INFER, lambda: _packed(_tensor(b"1,")), {**JSON, "content-encoding": "gzip"}),
-    "state, empty lists": ("PUT", "/v1/state/k", lambda: _filled(b"[", b"[],", b"[]]"), JSON),
+    "state, empty lists": ("PUT", "/v1/state/k?app=bench-two", lambda: _filled(b"[", b"[],", b"[]]"), JSON),
 }
 
 
@@ -130,10 +130,10 @@ def _beside(report: Report, name: str, port: int, work: Callable[[], list[int]])
     thread.start()
     began_s = time.monotonic()
     while thread.is_alive():
-        latencies += _echo(port, 0.2)
+        latencies += _echo(port, 0.2, "quiet")
     latencies.sort()
     report.add(
-        f"{name}: echo p99",
+        f"{name}: p99 beside it",
         latencies[int(0.99 * len(latencies))],
         "ms",
         most=MOST_MS,
@@ -146,11 +146,12 @@ def _beside(report: Report, name: str, port: int, work: Callable[[], list[int]])
 
 def campaign(report: Report, rounds: int = ROUNDS, only: tuple[str, ...] = ()) -> None:
     port, grpc_port = free_port(), free_port()
-    command = [sys.executable, "-m", "lamina", "serve", str(APPS / "echo.py"), "--port", str(port), "--grpc-port", str(grpc_port)]
+    command = [sys.executable, "-m", "lamina", "serve", str(APPS / "two.py"), "--port", str(port), "--grpc-port", str(grpc_port)]
     with started([*command, "--json", "--store", f"/tmp/lamina-loop-lag-{os.getpid()}.db"]):
         wait_for(f"http://127.0.0.1:{port}/v1/functions/echo", b"1")
-        quiet = sorted(_echo(port, 2.0))
-        report.add("nothing beside it: echo p99", quiet[int(0.99 * len(quiet))], "ms", worst_ms=round(quiet[-1], 1))
+        wait_for(f"http://127.0.0.1:{port}/v1/functions/quiet", b"1")
+        quiet = sorted(_echo(port, 2.0, "quiet"))
+        report.add("nothing beside it: p99", quiet[int(0.99 * len(quiet))], "ms", worst_ms=round(quiet[-1], 1))
         for name, attack in HTTP.items():
             if not only or name in only:
                 body, times = attack[2](), 1_000 if "thousand" in name else rounds

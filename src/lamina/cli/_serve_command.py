@@ -55,6 +55,7 @@ def serve(config: ServerConfig) -> int:
     """Serve until a signal; the exit code of the command."""
     from lamina.engines.isolation import parse_users
     from lamina.gateway.observability import logs
+    from lamina.ipc.child_process import adopt_orphans, kill_orphans
     from lamina.server.async_stderr import async_stderr
     from lamina.server.http1 import event_loop_factory
     from lamina.store.open import default_location, open_store
@@ -67,8 +68,13 @@ def serve(config: ServerConfig) -> int:
         runtime = _open_runtime(config.engine, app_path, config.listen.memory_bytes, parse_users(config.access.tenant_users))
         place = config.store.place
         store = None if place == "none" else open_store(place or default_location(app_path, runtime.app.name))
-        with _otel_exporter(config.observe, runtime) as otel, asyncio.Runner(loop_factory=event_loop_factory()) as runner:
-            code = runner.run(_Server(config, app_path, runtime, store, otel).serve())
+        adopt_orphans()
+        try:
+            with _otel_exporter(config.observe, runtime) as otel, asyncio.Runner(loop_factory=event_loop_factory()) as runner:
+                code = runner.run(_Server(config, app_path, runtime, store, otel).serve())
+        finally:
+            if (left := kill_orphans()) > 0:
+                click.echo(f"ended {left} processes that functions had left behind", err=True)
     if code == RESTART:  # with nothing in memory of the time in which it led
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return code

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -244,3 +245,47 @@ def _process_descriptor(process: subprocess.Popen[bytes]) -> int:
         process.kill()
         process.wait()
         raise
+
+
+# ------------------------------------------------------------------------------- orphans
+
+_PR_SET_CHILD_SUBREAPER = 36
+_KEPT = ("nvidia-cuda-mps",)  #: daemons of the machine that others use too
+_ORPHANS_S = 2.0
+
+
+def adopt_orphans() -> None:
+    """Become the parent of whatever processes of ours leave behind: a daemon that a function has made is not lost from sight."""
+    import ctypes
+
+    if (prctl := getattr(ctypes.CDLL(None), "prctl", None)) is not None:  # Linux has it
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_orphans() -> int:
+    """Kill all processes below this one, at its end, when its own have been stopped; returns how many there were."""
+    killed: set[int] = set()
+    until_s = time.monotonic() + _ORPHANS_S
+    while time.monotonic() < until_s:
+        found = [pid for pid, name in _children() if not name.startswith(_KEPT)]
+        if not found:
+            break
+        for pid in found:  # what they have started comes to us when they have ended, and is next
+            with contextlib.suppress(ProcessLookupError, PermissionError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, os.WNOHANG)
+            killed.add(pid)
+        time.sleep(0.01)
+    return len(killed)
+
+
+def _children() -> list[tuple[int, str]]:
+    """Children of this process, and what they are called."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{entry}/stat") as file:
+                name, _, rest = file.read().partition("(")[2].rpartition(")")
+                if int(rest.split()[1]) == os.getpid():
+                    found.append((int(entry), name))
+    return found
