@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import traceback
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from lamina.errors import BadValue, LaminaError
 from lamina.gateway.oip import json_codec
 from lamina.gateway.oip.grpc_methods import decode_tensors, to_raw_contents
 from lamina.gateway.oip.schema import load_schema
-from lamina.gateway.routes import codec_pool, http_codec
+from lamina.gateway.routes import calls, codec_pool, http_codec
 from lamina.gateway.routes.codec_pool import CodecPool, is_heavy_json, is_heavy_message, is_heavy_request, is_heavy_result
 from lamina.sdk.binding import Param
 from lamina.server.exchange import HttpRequest
@@ -51,6 +52,7 @@ def test_what_takes_long_to_decode_is_known_before(what: str, request_: HttpRequ
 
 def test_what_takes_long_to_encode_is_known_before() -> None:
     assert not is_heavy_result(encoding.encode("a" * 100_000), b"")
+    assert not is_heavy_result(encoding.encode(bytes(5_000_000)), b"")
     assert not is_heavy_result(encoding.encode([1] * 100), b"")
     assert is_heavy_result(encoding.encode([1] * 100_000), b"application/json")
     assert not is_heavy_result(encoding.encode([1] * 100_000), http_codec.VALUE)
@@ -163,6 +165,31 @@ def test_a_large_call_and_a_large_run_are_served(tmp_path: Any) -> None:
             assert started.status == 202
             answer = await browser.ask("GET", f"/v1/runs/{started.json['id']}/result?wait_ms=20000")
             assert answer.status == 200
+
+    run(work)
+
+
+def test_a_large_body_in_one_piece_is_taken_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[str] = []
+
+    async def work() -> None:
+        async with emulated() as gateway, Browser(gateway.port) as browser:
+            handler, driver = gateway.router.call_handler, gateway.driver
+            real = driver.submit
+            monkeypatch.setattr(driver, "submit", lambda *arguments: (turns.append(_turn()), real(*arguments)))
+            decode = calls.decode_inputs
+            monkeypatch.setattr(calls, "decode_inputs", lambda *arguments: (turns.append(_turn()), decode(*arguments))[1])
+            assert handler is not None
+            answer = await browser.ask("POST", "/v1/functions/echo", bytes(5_000_000), "application/octet-stream")
+            assert answer.status == 200
+            assert len(turns) == 2 and "call_soon" not in turns[0]
+
+    def _turn() -> str:
+        """The function at the bottom of this turn of the loop."""
+        frames = traceback.extract_stack()
+        names = [frame.name for frame in frames]
+        assert "data_received" not in names, "it was read in this turn"
+        return ",".join(names)
 
     run(work)
 

@@ -31,5 +31,6 @@ class ImmediateWriter:
                 sent = 0
             if sent == len(data):
                 return
-            data = data[sent:]
+            transport.write(memoryview(data)[sent:] if isinstance(data, bytes) else data[sent:])  # a large one is not copied
+            return
         transport.write(data)

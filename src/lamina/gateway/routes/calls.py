@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from lamina.drivers.realtime import RealtimeDriver
 from lamina.errors import LaminaError, StoreDown
 from lamina.gateway.observability.metrics import Metrics
 from lamina.gateway.observability.tracer import Tracer
-from lamina.gateway.routes.codec_pool import INLINE_BYTES, CodecPool, is_heavy_request, is_heavy_result
+from lamina.gateway.routes.codec_pool import FLAT_BYTES, INLINE_BYTES, CodecPool, is_heavy_request, is_heavy_result
 from lamina.gateway.routes.cold_start_grace import ColdStartGrace
 from lamina.gateway.routes.explain import SampledRefusals
 from lamina.gateway.routes.http_codec import DecodedBody, decode_inputs, encode_result, reply_headers
@@ -72,9 +73,11 @@ class CallHandler:
         decoded: DecodedBody | None = None,
     ) -> None:
         """Submit a call. Its time begins when its bytes arrive: time unread in a buffer, or in another process, is part of it."""
-        if decoded is None and len(request.body) > INLINE_BYTES and self._codecs is not None and is_heavy_request(request):
-            self._decode_apart(self._codecs, target, request, exchange, caller)
-            return
+        if decoded is None and len(request.body) > INLINE_BYTES and self._codecs is not None:
+            is_heavy = is_heavy_request(request)
+            if is_heavy or len(request.body) > FLAT_BYTES:
+                self._decode_apart(self._codecs if is_heavy else None, target, request, exchange, caller)
+                return
         self._count += 1
         call_id = f"{self._prefix}-{self._count:x}"
         driver, headers = self.driver, request.headers
@@ -124,22 +127,29 @@ class CallHandler:
         driver.submit(call, inputs, pending.on_ended)
 
     def _decode_apart(
-        self, codecs: CodecPool, target: CallTarget, request: HttpRequest, exchange: Exchange, caller: Identity
+        self, codecs: CodecPool | None, target: CallTarget, request: HttpRequest, exchange: Exchange, caller: Identity
     ) -> None:
-        """Have a body decoded by another process, and submit the call then."""
+        """Have a body decoded by another process, or in a turn of its own, and submit the call in the next one: each copy of a
+        large body takes many milliseconds, and others are served between them."""
         arrived_us, size = self.driver.now_us() - self._process.lag_us, len(request.body)
         head = HttpRequest(request.method, request.path, request.query, request.headers, b"", request.keep_alive)
         gone: list[bool] = []
         exchange.on_disconnect = lambda: gone.append(True)
+        call_soon = asyncio.get_running_loop().call_soon
+
+        def submit(inputs: dict[str, bytes]) -> None:
+            if not gone:
+                self.handle(target, head, exchange, caller, DecodedBody(inputs, size, arrived_us))
 
         def then(inputs: dict[str, bytes] | LaminaError) -> None:
-            if gone:
-                return
             if isinstance(inputs, LaminaError):
                 raise inputs
-            self.handle(target, head, exchange, caller, DecodedBody(inputs, size, arrived_us))
+            call_soon(answered(exchange, submit), inputs)
 
-        codecs.decode_call(request, target.params, answered(exchange, then))
+        if codecs is not None:
+            codecs.decode_call(request, target.params, answered(exchange, then))
+        else:
+            call_soon(answered(exchange, lambda whole: then(decode_inputs(whole, target.params))), request)
 
     def encodes_apart(self, exchange: Exchange, blob: encoding.Blob, accept: bytes, id: str, extra: bytes) -> bool:
         """Respond with a large result: text is made of it by another process. False: it is to be made here."""
@@ -192,6 +202,9 @@ class PendingCall:
                 body, kind = encode_result(blob, self.accept)
             except LaminaError as error:
                 respond_problem(exchange, error_problem(error, self.call_id))
+                return
+            if len(body) > FLAT_BYTES:  # to put it together and send it is work for another turn
+                asyncio.get_running_loop().call_soon(exchange.respond, 200, body, kind, extra)
                 return
             exchange.respond(200, body, kind, extra)
         elif isinstance(ending, Reject) and ending.reason == "deadline" and not self.has_options:

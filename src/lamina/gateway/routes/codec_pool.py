@@ -113,7 +113,7 @@ def is_heavy_result(blob: encoding.Blob, accept: bytes) -> bool:
     """Whether making text of a result would take the loop too long; what is sent as it is does not."""
     if len(blob) <= INLINE_BYTES or http_codec.VALUE in accept:
         return False
-    return len(blob) > FLAT_BYTES or not _is_leaf(blob[0]) or blob[0] in _EXTENSIONS
+    return not _is_leaf(blob[0]) or blob[0] in _EXTENSIONS or (len(blob) > FLAT_BYTES and blob[0] in _TEXTS)
 
 
 def is_heavy_message(message: bytes) -> bool:
@@ -138,6 +138,7 @@ def _parts(body: bytes) -> int:
 
 
 _STRINGS = {0xD9: 1, 0xDA: 2, 0xDB: 4, 0xC4: 1, 0xC5: 2, 0xC6: 4}  #: texts and bytes, by their first byte: bytes of the length
+_TEXTS = (0xD9, 0xDA, 0xDB)
 _EXTENSIONS = {0xC7: 1, 0xC8: 2, 0xC9: 4}
 _FIXED = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
 _FIXED |= {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}
@@ -272,26 +273,31 @@ class _CodecWorker:
     def begin(self, job: CodecJob, then: Then) -> None:
         self._then = then
         self._timer = self._loop.call_later(self._job_limit_s, self.process.kill)
+        self._loop.call_soon(self._send, job)  # a copy of a large body is enough for one turn
+
+    def _send(self, job: CodecJob) -> None:
         self.process.send(pack(job))
 
     def _on_result(self, result: CodecResult) -> None:
         if result.error is None:
-            self._finish(result.parts)
+            self._loop.call_soon(self._finish, result.parts)  # as above
         else:
             code, message, hint = result.error
             self._finish(_ERRORS.get(code, BadValue)(message, hint=hint))
-        self._pool.next_job()
 
     def _on_end(self) -> None:
-        self._finish(CodecTooLarge("a body that takes too long or too much memory to decode", hint=_SEND_LESS))
         self._pool.on_worker_lost(self)
+        self._finish(CodecTooLarge("a body that takes too long or too much memory to decode", hint=_SEND_LESS))
 
     def _finish(self, found: dict[str, bytes] | LaminaError) -> None:
         if self._timer is not None:
             self._timer.cancel()
         then, self._then = self._then, None
-        if then is not None:
-            then(found)
+        try:
+            if then is not None:
+                then(found)
+        finally:
+            self._pool.next_job()
 
 
 # ------------------------------------------------------------------------------ the process's side

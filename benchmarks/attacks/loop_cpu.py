@@ -1,0 +1,128 @@
+"""Longest callback of the gateway's loop under hostile bodies and floods, in processor time: other work on the machine changes
+latencies, and this much less.
+
+The gateway runs in this process, on a loop whose callbacks are timed with the thread's clock; attackers have processes of their
+own. Bodies are those of `loop_lag.py`, once each; floods those of `floods.py`, a second each, from 1 and 20 connections.
+
+`python -m benchmarks.attacks.loop_cpu` writes `results/attacks/loop_cpu.json`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import sys
+import tempfile
+import threading
+import time
+from asyncio import events
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.attacks import floods, loop_lag
+from benchmarks.report import Report
+from benchmarks.servers import APPS
+from lamina import policies
+from lamina.bootstrap import open_local
+from lamina.gateway.bootstrap import ListenConfig, open_gateway
+from lamina.store.open import open_store
+
+RESULTS = Path(__file__).parents[2] / "results" / "attacks" / "loop_cpu.json"
+FLOOD_S = 1.0
+MOST_MS = 50.0
+
+
+class Stopwatch:
+    """Times every callback of the loop on this thread's processor clock."""
+
+    def __init__(self) -> None:
+        self.longest_s = self.total_s = 0.0
+        self.slow = 0  #: callbacks above ten milliseconds
+        handles: Any = events.Handle
+        real: Callable[[Any], None] = handles._run
+
+        def run(handle: Any) -> None:
+            began_s = time.thread_time()
+            real(handle)
+            took_s = time.thread_time() - began_s
+            self.total_s += took_s
+            self.longest_s = max(self.longest_s, took_s)
+            self.slow += took_s > 0.01
+
+        handles._run = run
+
+    def reset(self) -> None:
+        self.longest_s = self.total_s = 0.0
+        self.slow = 0
+
+    def add_to(self, report: Report, name: str, **details: Any) -> None:
+        report.add(
+            f"{name}: longest callback",
+            1_000 * self.longest_s,
+            "ms CPU",
+            most=MOST_MS,
+            slow=self.slow,
+            total_s=round(self.total_s, 2),
+            **details,
+        )
+
+
+def _attack(name: str, port: int, grpc_port: int, out: Any) -> None:
+    if name in loop_lag.GRPC:
+        out.put(loop_lag._called(grpc_port, loop_lag.GRPC[name](), 1))
+    else:
+        attack = loop_lag.HTTP[name]
+        out.put(loop_lag._sent(port, attack, attack[2](), 100 if "thousand" in name else 1))
+
+
+def _flood(name: str, grpc_port: int, connections: int) -> None:
+    until_s = time.monotonic() + FLOOD_S
+    threads = [threading.Thread(target=lambda: list(floods._rounds(name, grpc_port, until_s))) for _ in range(connections)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+async def _until(processes: list[Any]) -> None:
+    while any(process.is_alive() for process in processes):
+        await asyncio.sleep(0.02)
+
+
+async def campaign(report: Report, only: tuple[str, ...]) -> None:
+    watch = Stopwatch()
+    with tempfile.TemporaryDirectory() as folder:
+        runtime = open_local(str(APPS / "two.py"), policy=policies.build("frontier"))
+        gateway = await open_gateway(runtime, ListenConfig(grpc_port=0), store=open_store(f"{folder}/runs.db"))
+        spawn = multiprocessing.get_context("spawn")
+        for name in (*loop_lag.HTTP, *loop_lag.GRPC):
+            if only and name not in only:
+                continue
+            out: Any = spawn.Queue()
+            process = spawn.Process(target=_attack, args=(name, gateway.port, gateway.grpc_port, out))
+            process.start()
+            watch.reset()
+            await _until([process])
+            watch.add_to(report, name, answers=out.get(timeout=1)[:1] if process.exitcode == 0 else ["failed"])
+        for name in floods.FLOODS:
+            for connections in (1, 20):
+                if only and name not in only:
+                    continue
+                process = spawn.Process(target=_flood, args=(name, gateway.grpc_port, connections))
+                process.start()
+                watch.reset()
+                await _until([process])
+                watch.add_to(report, f"{name}, {connections} connection{'s' if connections > 1 else ''}")
+        await gateway.stop(2.0)
+
+
+def main() -> None:
+    report = Report()
+    asyncio.run(campaign(report, tuple(sys.argv[1:])))
+    if not sys.argv[1:]:
+        report.write(RESULTS)
+
+
+if __name__ == "__main__":
+    main()
