@@ -38,6 +38,14 @@ def test_an_interactive_function_keeps_its_slo_beside_long_batches_that_would_fi
     assert by_target["long"].answered == by_target["long"].offered  # all of it is done, later
 
 
+@pytest.mark.parametrize("policy", ["edf", "knix"])
+def test_others_that_claim_to_keep_slos_leave_an_interactive_function_a_way_to_start_too(policy: str) -> None:
+    text = HEAD.format(seed=1) + INTERACTIVE + LONG + a_load("interactive", 200) + a_load("long", 12)
+    by_target = {row.target: row for row in run(scenario.parse(text), policy).targets}
+    assert by_target["interactive"].attainment >= 0.99  # 1 and 12 % without the rule
+    assert by_target["long"].answered == by_target["long"].offered
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_under_overload_no_call_with_time_to_spare_is_rejected(seed: int) -> None:
     """Two equal functions at twice the capacity, with an SLO of a minute: whatever comes in eight seconds can be done by then."""

@@ -27,9 +27,11 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from lamina.core.lifecycle import InstancePhase
-from lamina.core.policy import View
-from lamina.core.scheduling.leases import Device, aligned_starts
+from lamina.core.policy import Slot, View
+from lamina.core.scheduling.leases import Device, aligned_starts, find_block
 from lamina.core.scheduling.state import Batch, FunctionState
 from lamina.types import NEVER_US
 
@@ -105,6 +107,24 @@ class BlockingRule:
             return 0
         self.blocked_us = view.now_us
         return kept
+
+    def spared_slot(self, view: View, function: FunctionState, slot: Slot, time_us: int) -> Slot | None:
+        """The slot for a batch of that time; moved to units that others can spare, if need be, and None if there are none. For
+        policies that take what a function asks for. Its own home is the function's to use."""
+        device, instance = slot.device, slot.instance
+        home = device.homes.get(instance.id, 0)
+        if not time_us or len(device.instances) < 2 or (home and not slot.mask & ~home):
+            return slot
+        if slot.behind is not None:
+            free, from_us, held_us = slot.behind.mask, slot.at_us, time_us
+        else:
+            free = device.all_units & ~device.busy & ~(view.reserved_units(instance, device) if device.homes else 0)
+            from_us, held_us = view.now_us, time_us + device.way_us
+        kept = self.kept_units(view, function, device, free, from_us, held_us) & ~home
+        if not kept & slot.mask:
+            return slot
+        mask = find_block(free & ~kept, slot.units, device.spec.limits.aligned, device.spec.units)
+        return replace(slot, mask=mask) if device.is_valid_slice(mask) else None
 
     def claims(self, view: View, device: Device) -> list[Claim]:
         """Most urgent first."""

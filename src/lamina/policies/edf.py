@@ -2,7 +2,8 @@
 
 A call is rejected on arrival if, behind what is queued already, it could not be done in time: a late answer costs device
 time and earns nothing, and the client learns it in a millisecond instead of a timeout. The rejection says which latency
-could be met. A batch is closed when waiting longer would cost a deadline or no longer pays (`planner/batching.py`).
+could be met. A batch is closed when waiting longer would cost a deadline or no longer pays (`planner/batching.py`). It starts
+only on units that it can hold for so long without keeping another function from its SLO (`planner/blocking.py`).
 """
 
 from __future__ import annotations
@@ -25,10 +26,14 @@ from lamina.planner.batching import (
     should_wait_for_resubmits,
     wait_until_us,
 )
+from lamina.planner.blocking import BlockingRule
 from lamina.planner.upstream_jobs import wait_for_upstream_us
 from lamina.policies.frontier.admission import RecentEstimates, allows_probe
 from lamina.policies.frontier.estimate import FixedSliceEstimator
 from lamina.types import NEVER_US, Call
+
+BLOCKED_US = 1_000
+"""A start that would keep others from being in time is reconsidered this soon, or when something changes on its devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,7 @@ class Policy:
     wait: bool = True  #: delay a batch inside a burst
     order: Order = "due"
     _recent: RecentEstimates = field(default_factory=RecentEstimates, init=False)
+    _blocking: BlockingRule = field(default_factory=BlockingRule, init=False)
     _estimator: FixedSliceEstimator = field(default_factory=FixedSliceEstimator, init=False)
 
     def admit(self, view: View, call: Call) -> Admitted | Reject:
@@ -67,7 +73,10 @@ class Policy:
                 if function.spec.name not in view.waiting:
                     break
             else:
-                yield Defer(function.spec.name, view.next_slot_us(function), NEVER_US)
+                again_us = view.next_slot_us(function)
+                if self._blocking.blocked_us == view.now_us:  # others may need less soon
+                    again_us = min(again_us, view.now_us + BLOCKED_US)
+                yield Defer(function.spec.name, again_us, NEVER_US)
 
     def _fill(self, view: View, function: FunctionState, slot: Slot) -> Iterator[Decision]:
         """One batch for this slot: drop hopeless jobs, delay the rest if it pays, else start."""
@@ -107,7 +116,9 @@ class Policy:
             if hold_us > now_us:
                 yield Defer(spec.name, hold_us, recheck_at_count(now_us, function, count))
                 return
-        yield Start(jobs[:count], slot)
+        spared = self._blocking.spared_slot(view, function, slot, latency_us(count))
+        if spared is not None:
+            yield Start(jobs[:count], spared)
 
     def _lost(self, function: FunctionState, slot: Slot, latency_us: Callable[[int], int]) -> list[Job]:
         """Leading jobs to drop: too late even alone; or, while more wait than fit into one batch, so urgent that the batch

@@ -5,7 +5,8 @@ there is one is checked *before* anything is deployed: what cannot be placed is 
 that could be had, instead of waiting for ever or being cut down in silence.
 
 `elastic` is the soft limit of the GPU manager: a batch may use more than its share, up to `limit`, out of what is idle and
-what its owners do not want at this moment. Lending is for one batch, so an owner waits no longer than that.
+what its owners do not want at this moment. Lending is for one batch, so an owner waits no longer than that; and what an owner
+with an SLO would wait too long for is not lent (`planner/blocking.py`; the original lends it).
 
 A share is lost with its device. Its function is then placed alone if its workflow does not fit any more; if it does not
 either, it runs on what is free or lent, and what finds no place for `patience_us` is given up.
@@ -17,7 +18,7 @@ that fits). Repaired here: sums are checked against what is free on single devic
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lamina.core.actions import Reject
 from lamina.core.lifecycle import InstancePhase
@@ -27,6 +28,7 @@ from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState, Instance
 from lamina.core.workflow.flow import Flow
 from lamina.errors import NoCapacity
+from lamina.planner.blocking import BlockingRule
 from lamina.published.knix.share_placement import FreeSpace, FunctionGroup, PlacementStrategy, free_space, place_most
 from lamina.published.reserved_slices import fill_slice, idle_own_slices
 from lamina.types import NEVER_US, Call, FunctionSpec
@@ -42,6 +44,7 @@ class Policy:
     patience_us: int = 60_000_000  #: how long work waits for a place when its share has been lost
     period_us: int = 1_000_000
     order: Order = "arrival"
+    _blocking: BlockingRule = field(default_factory=BlockingRule, init=False)
 
     def admit(self, view: View, call: Call) -> Admitted | Reject | None:
         """What no device could ever run is not kept waiting."""
@@ -221,12 +224,20 @@ class Policy:
         if not limits.per_batch or cores > device.cores_free:
             return None
         free = device.all_units & ~device.busy & ~view.reserved_units(instance, device)
+        free &= ~self._kept_units(view, function, device, free, least)
         most = min(round(self.limit * device.spec.units), free.bit_count(), view.max_units_by_bandwidth(function, device))
         for units in range(most, least - 1, -1):
             mask = find_block(free, units, limits.aligned, device.spec.units)
             if mask and device.is_valid_slice(mask):
                 return Slot(instance, device, mask, None, view.reach_us(device), cores)
         return None
+
+    def _kept_units(self, view: View, function: FunctionState, device: Device, free: int, units: int) -> int:
+        """Units that owners need within their SLO, for as long as a batch would borrow them."""
+        time_us = view.latency_us(function.spec.name, device, 1, units, function.spec.cores_on(device.spec))
+        if not time_us or len(device.instances) < 2:
+            return 0
+        return self._blocking.kept_units(view, function, device, free, view.now_us, time_us + device.way_us)
 
 
 def _requested_share(spec: FunctionSpec) -> tuple[str, float, int, int]:
