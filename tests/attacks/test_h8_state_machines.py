@@ -93,6 +93,27 @@ def test_h8_a_map_over_more_items_than_it_takes_is_refused_before_anything_is_ma
     assert outcome(states, ONES) == ("States.Runtime", None)
 
 
+def test_h8_a_run_has_a_budget_of_steps_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that makes much data anew in every turn stays within the limits of each state, and takes a core for minutes."""
+    monkeypatch.setattr("lamina.values.asl_values.MAX_WORK", 200_000)
+    again = loop({"a.$": "States.ArrayUnique($.a)", "b.$": "$..*"})
+    assert outcome(again, {"a": list(range(2_000))})[0] == "States.Runtime"
+    turns = {"A": {"Type": "Pass", "Parameters": {"n.$": "States.MathAdd($.n, 1)"}, "Next": "B"}}
+    turns["B"] = {"Type": "Choice", "Choices": [{"Variable": "$.n", "NumericLessThan": 500, "Next": "A"}], "Default": "C"}
+    assert outcome({**turns, "C": {"Type": "Succeed"}}, {"n": 0}) == ("", {"n": 500})
+
+
+def test_h8_what_was_measured_is_not_measured_again() -> None:
+    large = [list(range(1_000)) for _ in range(20)]
+    first = EvaluationBudget()
+    first.check({"a": large})
+    second = EvaluationBudget(known=first.sizes)
+    second.check({"b": large})
+    assert second.work < 10 < first.work
+    with pytest.raises(StateError, match="DataLimitExceeded"):
+        EvaluationBudget(50_000, second.sizes).check([large, large])
+
+
 # ------------------------------------------------------------------------------------------------ steps
 
 PATHS = ["$..*..*..*..*..*", "$..*", "$..[?(@..b)]", "$[?(@ > 0 || @ < 5 && !(@ == 2))]", "$..['a','b','c']..[0,1,2]"]

@@ -27,15 +27,30 @@ MAX_DEPTH = 100
 """Objects within objects; what is deeper could not be encoded."""
 
 
+MAX_WORK = 10_000_000
+"""Steps of a whole run: some seconds of a core, in slices. A loop of 25,000 small states takes a tenth of it."""
+
+MeasuredSizes = dict[int, tuple[int, int, Any]]
+"""Of containers by identity: size, depth, and the container itself, which keeps its identity from being used again."""
+
+
 class EvaluationBudget:
     """Budget of one evaluation."""
 
-    __slots__ = ("_sizes", "_steps_left", "data_bytes")
+    __slots__ = ("_known", "_measured", "_steps", "_steps_left", "data_bytes", "sizes")
 
-    def __init__(self, data_bytes: int = DATA_LIMIT_BYTES) -> None:
+    def __init__(self, data_bytes: int = DATA_LIMIT_BYTES, known: MeasuredSizes | None = None) -> None:
+        """`known` are sizes from the evaluation before: what is still there need not be measured again."""
         self.data_bytes = data_bytes
-        self._steps_left = max(MIN_STEPS, data_bytes // BYTES_PER_STEP)
-        self._sizes: dict[int, tuple[int, int, Any]] = {}  #: of containers by identity: size, depth, and itself to keep it alive
+        self._steps = self._steps_left = max(MIN_STEPS, data_bytes // BYTES_PER_STEP)
+        self._measured = 0
+        self._known = known or {}
+        self.sizes: MeasuredSizes = {}
+
+    @property
+    def work(self) -> int:
+        """Steps so far, those of measuring included."""
+        return self._steps - self._steps_left + self._measured
 
     def spend(self, steps: int = 1) -> None:
         self._steps_left -= steps
@@ -66,14 +81,17 @@ class EvaluationBudget:
             return (len(value) if isinstance(value, bytes) else getattr(value, "nbytes", 1)), 0
         if not value:
             return 2, 1
-        known = self._sizes.get(id(value))
+        self._measured += 1
+        known = self.sizes.get(id(value)) or self._known.get(id(value))
         if known is not None:
+            self.sizes[id(value)] = known
             if depth + known[1] > MAX_DEPTH:
                 raise self._too_deep()
             return known[0], known[1]
         if depth > MAX_DEPTH:
             raise self._too_deep()
         size, deepest, most = 2 + len(value), 0, self.data_bytes
+        self._measured += len(value) // 8
         if isinstance(value, dict):
             size += sum(map(len, value)) + 3 * len(value)
             value_items: Iterable[Any] = value.values()
@@ -91,7 +109,7 @@ class EvaluationBudget:
             if size > most:
                 raise self._too_large(0)
         if size > REMEMBERED_BYTES:
-            self._sizes[id(value)] = (size, deepest + 1, value)
+            self.sizes[id(value)] = (size, deepest + 1, value)
         return size, deepest + 1
 
     def _too_large(self, size: int) -> StateError:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lamina.asl import state_semantics, timestamps
-from lamina.asl.errors import PARAMETER_PATH, StateError
-from lamina.asl.evaluation import DATA_LIMIT_BYTES, Evaluation, EvaluationBudget, with_item
+from lamina.asl.errors import PARAMETER_PATH, StateError, runtime_error
+from lamina.asl.evaluation import DATA_LIMIT_BYTES, MAX_WORK, Evaluation, EvaluationBudget, MeasuredSizes, with_item
 from lamina.core.actions import FailCall, ResolveData
 from lamina.core.events import DataResolved
 from lamina.core.workflow.error_policy import TASK_FAILED, Fault
@@ -54,6 +54,7 @@ class ScopeValue:
     entered_us: int = 0
     item: tuple[int, Any] | None = None
     children: list[int] = field(default_factory=list)  #: numbers of the scopes its state has made
+    sizes: MeasuredSizes = field(default_factory=dict)  #: of parts of its value, as they were measured last
 
 
 @dataclass(slots=True)
@@ -66,7 +67,19 @@ class AslRun:
     started_us: int
     scopes: dict[int, ScopeValue]
     errors: dict[tuple[int, str], ErrorInfo] = field(default_factory=dict)  #: the last of each state
+    work: int = 0  #: steps of all its evaluations
+    budget: EvaluationBudget | None = None  #: of the question under way, if it looks into data
     now_us: int = 0  #: of a durable run: the time of the journal entry applied last, so that a replay gives the same
+
+    def count_work(self, scope_value: ScopeValue) -> None:
+        """Count the steps of the question that was answered; the sizes it found are known to the next one of its scope."""
+        if self.budget is None:
+            return
+        scope_value.sizes = self.budget.sizes
+        self.work += self.budget.work
+        self.budget = None
+        if self.work > MAX_WORK:
+            raise runtime_error("its states take too many steps in all; use less data, or tasks for what takes long")
 
     def set_time(self, at_us: int) -> None:
         """Set the clock of a durable run to the time of the journal entry being applied."""
@@ -145,6 +158,7 @@ class AslValues:
                 value, limits = self._enter_state(run, scope_value, question, node, first_scope)
             else:
                 value, limits = self._exit_state(run, scope_value, question, node), ()
+            run.count_work(scope_value)
         except StateError as error:
             name = error.name or TASK_FAILED
             run.errors[question.scope, question.node] = ErrorInfo(error.name, error.cause)
@@ -160,7 +174,7 @@ class AslValues:
             scope_value.task_input = scope_value.value
             return 0, ()
         at = self._evaluation(run, scope_value, question.attempt)
-        budget = at.budget
+        budget = run.budget = at.budget
         value_in = scope_value.value = self._decode(scope_value.value, budget)
         match state["Type"]:
             case "Task":
@@ -205,7 +219,7 @@ class AslValues:
             scope_value.value, scope_value.result, scope_value.task_input = scope_value.result, None, None
             return 0
         at = self._evaluation(run, scope_value, question.attempt)
-        budget = at.budget
+        budget = run.budget = at.budget
         scope_value.value = self._decode(scope_value.value, budget)
         if question.stage == "catch":
             assert question.fault is not None
@@ -253,7 +267,7 @@ class AslValues:
 
     def _evaluation(self, run: AslRun, scope_value: ScopeValue, attempt: int) -> Evaluation:
         """Surroundings of one evaluation. An input larger than a state may have is not in the context object."""
-        budget = EvaluationBudget(self._data_bytes)
+        budget = EvaluationBudget(self._data_bytes, scope_value.sizes)
         if _encoded_bytes(run.input) <= self._data_bytes:
             run.input = self._decode(run.input, budget)
         started, entered = timestamps.format_timestamp(run.started_us), timestamps.format_timestamp(scope_value.entered_us)
