@@ -68,15 +68,19 @@ def in_time(policy: str, owned: bool, rate: float) -> Counter[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rate", [840, 3_500], ids=["1.2 times", "5 times"])
 @pytest.mark.parametrize("owned", [True, False], ids=["owned", "rented"])
-def test_twice_the_load_a_gpu_can_bear_is_answered_no_less(owned: bool):
-    assert in_time("frontier", owned, 800).total() >= 0.9 * in_time("frontier", owned, 400).total()
+def test_of_more_than_a_gpu_can_bear_no_less_is_answered(owned: bool, rate: int):
+    assert in_time("frontier", owned, rate).total() >= 0.95 * in_time("frontier", owned, 700).total()
 
 
 @pytest.mark.slow
-def test_in_overload_nobody_is_turned_away_for_others_who_are_not_let_in_either():
-    """bert_base in batches of three would take less of the device than resnet50, but has no time to gather three."""
-    assert in_time("frontier", True, 1_500)["resnet50"] >= 300
+def test_in_overload_no_model_is_shed_for_others_that_are_not_served_either():
+    """bert_base in batches of three would take less of the device than resnet50, but has no time to gather three. 750 are offered
+    of each."""
+    found = in_time("frontier", True, 1_500)
+    assert found["resnet50"] >= 200
+    assert min(found.values()) >= 75
 
 
 def test_where_goals_are_milliseconds_a_prediction_that_shuts_the_door_is_doubted_within_a_few_of_them():
