@@ -394,3 +394,19 @@ def test_slots_of_another_user_are_read_as_copies_and_never_waited_for(tmp_path:
     finally:
         slots.close()
         assert sys.platform == "linux" and not os.listdir(base)
+
+
+def test_a_server_alone_in_its_control_group_moves_into_a_leaf_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files stand for the kernel's."""
+    from lamina.engines import isolation
+
+    (tmp_path / "cgroup.controllers").write_text("cpu memory pids io\n")
+    monkeypatch.setattr(isolation, "_own_cgroup", lambda: str(tmp_path))
+    (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n1\n")
+    isolation._move_into_leaf(str(tmp_path))
+    assert not (tmp_path / "lamina-server").exists()  # others are in it too
+    (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n")
+    isolation._move_into_leaf(str(tmp_path))
+    isolation._enable(str(tmp_path))
+    assert (tmp_path / "lamina-server" / "cgroup.procs").read_text() == "0"
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"

@@ -228,7 +228,8 @@ def _make_cgroup_base() -> str:
             return ""
         _remove_stale(base)
         folder = f"{base}/lamina-{os.getpid()}-{os.urandom(3).hex()}"
-        with contextlib.suppress(OSError):  # a group that has processes of its own cannot limit its children
+        with contextlib.suppress(OSError):
+            _move_into_leaf(base)
             _enable(base)
         os.mkdir(folder)
         with contextlib.suppress(OSError):
@@ -251,6 +252,15 @@ def _remove_stale(base: str) -> None:
                     if inner.is_dir():
                         end_cgroup(inner.path)
                 os.rmdir(f"{base}/{name}")
+
+
+def _move_into_leaf(base: str) -> None:
+    """Move this server into a group of its own below one that is delegated to it: a group that has processes cannot limit its
+    children. Where others are in it too, it is not ours to divide."""
+    if _read_words(f"{base}/cgroup.procs") == [str(os.getpid())] and _own_cgroup() == base:
+        leaf = f"{base}/lamina-server"
+        os.makedirs(leaf, exist_ok=True)
+        Path(f"{leaf}/cgroup.procs").write_text("0")
 
 
 def _enable(folder: str) -> None:
