@@ -139,6 +139,32 @@ def test_c3_a_leader_that_loses_its_term_answers_with_nothing_it_knew(tmp_path: 
     assert (after.json["code"], after.headers["lamina-leader"]) == ("not-leader", "http://other")
 
 
+def test_c3_a_server_that_loses_the_lead_while_it_takes_over_does_not_serve(tmp_path: Path):
+    import sqlite3
+
+    async def work() -> Any:
+        async with began(tmp_path):
+            pass
+        store = open_store(str(tmp_path / "runs.db"))
+
+        async def lose(*_: object) -> Any:
+            with contextlib.closing(sqlite3.connect(tmp_path / "runs.db")) as file, file:
+                file.execute("UPDATE leader SET term = term + 1, holder = 'other', address = 'http://other'")
+            while store.term:
+                await asyncio.sleep(0.01)
+            return lambda triggers: None
+
+        gateway = await open_gateway(open_local(str(write_app(tmp_path, APP))), ListenConfig(), store=store, prepare=lose)
+        try:
+            return gateway.deposed.is_set(), await said(gateway, "GET", "/v1/state/k")
+        finally:
+            await gateway.stop(1)
+
+    is_deposed, answer = run(work)
+    assert is_deposed
+    assert (answer.status, answer.json["code"]) == (503, "not-leader")
+
+
 def test_c3_takeovers_of_a_pair_on_sqlite_lose_nothing_double_nothing_and_read_nothing_stale():
     found = asyncio.run(play("sqlite", "", 2, 1, ("kill", "freeze")))
     assert found.verdict.is_good, found.verdict

@@ -206,7 +206,7 @@ class Gateway:
         self._store = store
         self._prepare = prepare
         self._on_triggers: list[Callable[[Triggers], None]] = []
-        self._is_serving_apps = self._is_active = False
+        self._is_serving_apps = self._is_active = self._is_taking_over = False
         self._tasks: list[asyncio.Task[None]] = []  #: of a standby
         if store is not None:
             store.watch(self._on_term)
@@ -241,6 +241,8 @@ class Gateway:
                 if listen.grpc_port is not None:
                     self.grpc_port = await self.oip.open_grpc(self.host, listen.grpc_port, listen.tls, listen.origins)
             self._advertise()
+            if self._store is not None and self._store.term and not self._is_active:  # it came while the ports were opened
+                self._on_term(self._store.term)
         except BaseException:  # no caller knows what has been started by now
             await self.stop(0.0)
             raise
@@ -281,7 +283,8 @@ class Gateway:
         elif self._is_active or (self._is_serving_apps and self._prepare is not None):
             if store.succeeds:  # another server has led since this one began to serve
                 self._step_down()
-        elif self.port and not self.process.is_closing:
+        elif self.port and not self.process.is_closing and not self._is_taking_over:
+            self._is_taking_over = True
             self._tasks.append(asyncio.create_task(self._take_over()))
 
     async def _follow_users(self) -> None:
@@ -314,6 +317,8 @@ class Gateway:
         self._is_active = True
         if store is None or store.term or not store.exists:
             self.process.lead()
+        else:
+            self._step_down()  # the lead was lost while all of it was read
 
     async def _serve_apps(self) -> None:
         """Serve users and apps as the store has them now."""

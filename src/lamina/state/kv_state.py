@@ -122,7 +122,8 @@ class StateTable:
         self.persist_to(store)
         if store.exists:
             await self._load(store.read)
-        self.down = None
+        else:
+            self.down = None
 
     def persist_to(self, store: Store) -> None:
         """Persist changes from now on."""

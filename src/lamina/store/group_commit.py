@@ -293,8 +293,8 @@ class GroupCommitStore:
                 if not self._term:
                     self._stand(connection)
                     self._opened.set()
-                elif self._doubt is None and (self._down is not None or time.monotonic() >= self._beat_at_s):
-                    self._beat(connection)
+                elif not (self._doubt and pending) and (self._down is not None or time.monotonic() >= self._beat_at_s):
+                    self._beat(connection, pending)
                 while pending:
                     self._commit(connection, pending)
                 self._mark_up()
@@ -397,11 +397,15 @@ class GroupCommitStore:
             raise _LostTerm
         self._settle_doubt(row.commits, pending)
 
-    def _beat(self, connection: WriterConnection) -> None:
+    def _beat(self, connection: WriterConnection, pending: deque[_Entry]) -> None:
         """Give a sign of life; notice that another server leads, or that the store has gone, within a moment."""
         self._beat_at_s = time.monotonic() + leadership.BEAT_S
-        if not connection.touch() or self._down is not None:
-            self._run_group(connection, [])
+        if not connection.touch() or self._down is not None or self._doubt is not None:
+            try:
+                self._run_group(connection, [])
+            except _AlreadyMade:
+                connection.rollback()
+                self._settle_doubt(self._commits + 1, pending)
         row, has_lock = leadership.read_leader(connection), connection.try_lock()
         if row is None or row.term != self._term:
             raise _LostTerm
