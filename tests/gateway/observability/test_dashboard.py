@@ -26,7 +26,11 @@ FILES = {
 
 def existing() -> set[str]:
     metrics = Metrics(new_controller(policies.build("edf"), ProfileTable([])))
-    names = {"lamina_runs", "lamina_store_up"}  # only there with a store: see gateway/observability/run_metrics.py
+    names = {
+        "lamina_runs",
+        "lamina_store_up",
+        "lamina_leader_term",
+    }  # only there with a store: see gateway/observability/run_metrics.py
     for family in metrics.registry.collect():
         suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(family.type, [""])
         names |= {family.name + suffix for suffix in suffixes}

@@ -77,7 +77,7 @@ BAD_VALUE = "bad-value"
 
 
 class RunGauges(Collector):
-    """Durable runs by state, and whether the store can be written."""
+    """Durable runs by state, whether the store can be written, and whether this server leads it."""
 
     def __init__(self, durable: DurableRuns) -> None:
         self._durable = durable
@@ -87,7 +87,11 @@ class RunGauges(Collector):
         runs.add_metric(["queued"], self._durable.loader.queued)
         runs.add_metric(["running"], self._durable.resident_count)
         yield runs
-        yield GaugeMetricFamily("lamina_store_up", "Can runs be written down", value=self._durable.store.down is None)
+        store = self._durable.store
+        yield GaugeMetricFamily("lamina_store_up", "Can runs be written down", value=store.down is None)
+        yield GaugeMetricFamily(
+            "lamina_leader_term", "Term in which this server leads its store; 0: it does not", value=store.term
+        )
 
 
 class MemoryGauges(Collector):
