@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from lamina.core.events import Deployed
 from lamina.core.token_bucket import TokenBucket
-from lamina.policies import edf, fifo
-from lamina.types import NEVER_US, QuotaSpec
+from lamina.policies import edf, fifo, frontier
+from lamina.types import NEVER_US, QuotaSpec, Slo
 from tests.script import Script, a_function
 
 MS = 1_000
@@ -104,3 +104,12 @@ def test_the_bucket_says_exactly_when_it_is_ready(rate: float, level_us: float, 
 
 def test_nothing_is_earned_at_no_rate():
     assert TokenBucket(0.0, 1.0, -1.0).ready_at_us(5) == NEVER_US
+
+
+def test_the_default_policy_keeps_to_a_quota_too(script: Script):
+    """A quota in debt offers no slot, whoever asks for one."""
+    quota = QuotaSpec(limit=0.3, window_us=40 * MS)
+    script.given(a_function(quota=quota, slo=Slo(latency_us=10 * S)), policy=frontier.Policy(), takes={"f": 7 * MS}, engine=True)
+    script.at(0).arrives(*[f"c{i}" for i in range(200)])
+    script.at(1 * S)
+    assert 7 * MS * len(script.endings) <= 0.3 * (1 * S + 40 * MS) + 2 * 7 * MS

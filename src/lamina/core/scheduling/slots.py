@@ -77,10 +77,13 @@ def free_slots(view: View, function: FunctionState) -> Iterator[FreeUnits]:
 
 
 def upcoming_slots(view: View, function: FunctionState, before_us: int) -> Iterator[UpcomingUnits]:
-    """Units that running batches which end by `before_us` leave behind. A home is lent for one batch, so not for the next."""
+    """Units that running batches which end by `before_us` leave behind. A home is lent for one batch, so not for the next; and
+    while a quota is in debt nothing is booked."""
     now_us = view.now_us
+    if function.bucket and function.bucket.ready_at_us(now_us) > now_us:
+        return
     for instance in function.instances.values():
-        if instance.phase is not InstancePhase.WARM:
+        if instance.phase is not InstancePhase.WARM or (instance.bucket and instance.bucket.ready_at_us(now_us) > now_us):
             continue
         device = view.devices[instance.device]
         per_batch = device.spec.limits.per_batch
