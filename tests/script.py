@@ -114,7 +114,7 @@ class Script:
 
     def oversleep(self, until_us: int) -> Script:
         """Let time pass, and lose the ticks that were due."""
-        self.driver._ticks[:] = [at_us for at_us in self.driver._ticks if at_us > until_us]
+        self.driver.drop_ticks(until_us)
         return self.at(until_us)
 
     def tell(self, event: ev.Event) -> list[do.Action]:

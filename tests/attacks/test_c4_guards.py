@@ -50,7 +50,7 @@ def served(inject: Callable[[Gateway], None], work: Callable[[Gateway, Browser],
             inject(gateway)
             await work(gateway, browser)
             assert (await browser.post("/v1/functions/echo", 1)).status == 200
-            assert not gateway.driver._pending and not gateway.driver.controller.state.runs
+            assert not gateway.driver.calls_in_flight and not gateway.driver.controller.state.runs
             gateway.driver.controller.state.check()
 
     run(all_of_it)

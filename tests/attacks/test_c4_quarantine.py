@@ -93,7 +93,7 @@ def test_runs_that_cannot_begin_are_quarantined_and_the_others_begin(tmp_path: P
             await until_state(browser, bad[0], "succeeded")
             assert (await browser.ask("POST", f"/v1/runs/{bad[1]}/cancel")).json["state"] == "cancelled"
             assert gateway.durable is not None and gateway.durable.resident_count == 0
-            assert not gateway.driver._pending and not gateway.driver.controller.state.runs
+            assert not gateway.driver.calls_in_flight and not gateway.driver.controller.state.runs
 
     run(work)
 
@@ -159,7 +159,7 @@ def test_a_waited_for_call_that_fails_on_the_way_in_leaves_nothing_in_the_books(
             with poison(gateway, is_idle_call):
                 answer = await browser.post("/v1/workflows/idle", {})
             assert (answer.status, answer.json["code"]) == (500, "internal")
-            assert not driver._pending and not driver.data._runs and not driver.controller.state.runs
+            assert not driver.calls_in_flight and not driver.data._runs and not driver.controller.state.runs
             assert (await browser.post("/v1/functions/echo", 5)).status == 200
             started_s = asyncio.get_running_loop().time()
             await gateway.stop(30.0)

@@ -125,7 +125,6 @@ async def tell(gateway: Gateway) -> dict[str, Any]:
         said["still"] = await other.post("/v1/functions/alone", None)
         said["status"] = (await other.ask("GET", "/v1/status")).json
         await other.post("/v1/functions/stuck", "not")
-        gateway.driver.controller._failures._hang_floor_us = 60_000_000  # the executor notices by itself, and earlier
         said["stuck"] = await other.post("/v1/functions/stuck", "spin", **{"Lamina-Deadline-Ms": "1500"})
         said["unstuck"] = await other.post("/v1/functions/stuck", "not")
     said["left"] = (set(gpu.executor.values.held), set(gpu.executor.slots.held)) if gpu.executor else None
@@ -140,7 +139,7 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     app: Path = write_app(tmp_path_factory.mktemp("gpu"), APP)
 
     async def all_of_it() -> dict[str, Any]:
-        live = open_local(str(app), gpu="null" if request.param == "null" else "auto", probe=True)
+        live = open_local(str(app), gpu="null" if request.param == "null" else "auto", probe=True, hang_floor_us=60_000_000)
         gateway = await open_gateway(live)
         try:
             return await tell(gateway)

@@ -35,7 +35,7 @@ def invite(name: str, scopes: tuple[str, ...], tenant: str, admin_url: str, plac
 def list_(admin_url: str, place: str | None, as_json: bool) -> None:
     """List invited users."""
     rows: list[dict[str, Any]] = administer("user/list", {}, admin_url, place)
-    show(rows, {"name": "NAME", "tenant": "TENANT", "scopes": "MAY", "signed_up": "SIGNED UP"}, as_json, "nobody")
+    show(rows, {"name": "NAME", "tenant": "TENANT", "scopes": "MAY", "signed_up": "SIGNED UP"}, as_json, "no users")
 
 
 @command.command()

@@ -85,6 +85,9 @@ from lamina.errors import PolicyError
 SCALE_RETRY_US = 10_000
 """Autoscaling is retried this soon while work waits for a function that could not be loaded."""
 
+HANG_FLOOR_US = 5_000_000
+"""No batch of a known length counts as hung before it has run for so long."""
+
 HOUSEKEEPING_US = 1_000_000
 """Hung batches and loads are looked for this often, whatever period the policy has."""
 
@@ -96,7 +99,7 @@ class Controller:
         predictor: Predictor,
         scale: ScaleRole,
         *,
-        hang_floor_us: int = 5_000_000,
+        hang_floor_us: int = HANG_FLOOR_US,
         explain: bool = False,
     ) -> None:
         """`scale` may be the policy itself; `lamina.policies.new_controller` finds one where it has no such role."""

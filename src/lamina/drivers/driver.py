@@ -64,6 +64,11 @@ class Driver:
         """Let something happen now."""
         raise NotImplementedError
 
+    @property
+    def calls_in_flight(self) -> int:
+        """Calls handed in that have not ended."""
+        return len(self._pending)
+
     def add_observer(self, observer: EventObserver) -> None:
         """Call it after every event, after those that are there."""
         self._observers.append(observer)

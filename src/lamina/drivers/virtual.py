@@ -104,6 +104,10 @@ class VirtualDriver(Driver):
     def post(self, event: Event) -> None:
         self._run(event, (), _at_once, NEVER_US)
 
+    def drop_ticks(self, until_us: int) -> None:
+        """Lose the ticks due until then: a host that was asleep."""
+        self._ticks[:] = [at_us for at_us in self._ticks if at_us > until_us]
+
     def run(self, calls: Iterable[Call] = (), *, until: Callable[[], bool] | None = None, until_us: int = NEVER_US) -> None:
         """Let time pass: until a condition holds, a time has come, or nothing is left to happen.
 

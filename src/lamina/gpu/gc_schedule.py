@@ -14,7 +14,7 @@ IDLE_COLLECT_AFTER, FORCED_COLLECT_AFTER = 10, 100
 """Middle collections since the last full one: enough to have one when idle; so many that calls have to wait for one."""
 
 QUIET_S = 1.0
-"""Nobody has been served for so long: time to look at what is frozen, too."""
+"""Nothing has been served for so long: time to look at what is frozen, too."""
 
 
 def disable_full_collections() -> None:

@@ -115,7 +115,7 @@ def config_grid(
 ) -> ConfigArrays:
     """Every (batch, cores, units) of the three lists, with the time a profile gives for it.
 
-    A time of 0 (nobody knows) or infinity (does not run) leaves the combination out. Times are rounded up: a plan may be
+    A time of 0 (not known) or infinity (does not run) leaves the combination out. Times are rounded up: a plan may be
     early.
     """
     rows = []

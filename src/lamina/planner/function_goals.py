@@ -12,7 +12,7 @@ from lamina.core.workflow.flow import Flow
 from lamina.planner.deadline_split import split_deadline, step_functions
 
 NO_GOAL_US = 1_000_000
-"""Where nobody asks for anything, a second is a friendly answer."""
+"""Where no call has an SLO, a second is a friendly answer."""
 
 
 def function_rates(flows: Mapping[str, Flow], per_s: Mapping[str, float]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from lamina.errors import BadValue
 from lamina.planner.series_parallel import bits
 
 LEAST_ODDS = 1e-9
-"""A branch nobody has seen taken may still be stood in, and then it is certain; so no odds are quite zero."""
+"""A branch that was never seen taken may still be stood in, and then it is certain; so no odds are quite zero."""
 
 
 @dataclass(slots=True)

@@ -274,7 +274,7 @@ def call_request(server: ServerAddress, kind: str, name: str, inputs: Inputs, op
         deadline_us = parse_us(options.deadline, "deadline")
         if not 0 < deadline_us <= MAX_DEADLINE_US:
             wrong = "longer than a day" if deadline_us else "no time at all"
-            raise BadValue(f"deadline: {options.deadline!r} is {wrong}", hint="leave it out for the target's own goal")
+            raise BadValue(f"deadline: {options.deadline!r} is {wrong}", hint="leave it out for the target's own SLO")
         headers["lamina-deadline-ms"] = f"{deadline_us / 1000:g}"
     if options.priority:
         headers["lamina-priority"] = str(_checked_number(options.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY))

@@ -1,4 +1,4 @@
-"""Resources and goals of functions and workflows (SLO, CPU, GPU, Scale, Quota). Each value checks itself when it is made."""
+"""Resources and SLOs of functions and workflows (SLO, CPU, GPU, Scale, Quota). Each value checks itself when it is made."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def checked_bool(value: Any, field: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SLO:
-    """A latency goal from arrival to answer, for a share `target` of the calls.
+    """Latency from arrival to answer that is promised, for a share `target` of the calls.
 
     `on_miss` says what a late answer is worth: "shed" nothing, so it is refused or dropped as soon as that is known;
     "serve" still something, so it is served until `timeout`.
@@ -59,7 +59,7 @@ class SLO:
     _: KW_ONLY
     target: float = 0.99
     on_miss: types.OnMiss = "shed"
-    timeout: str | None = None  #: 60 seconds, or twice the goal where that is longer
+    timeout: str | None = None  #: 60 seconds, or twice `latency` where that is longer
 
     def __post_init__(self) -> None:
         self.spec()
@@ -67,14 +67,14 @@ class SLO:
     def spec(self) -> types.Slo:
         latency_us = 0 if self.latency is None else parse_us(self.latency, "slo.latency")
         if self.latency is not None and latency_us < 1:
-            raise BadValue(f"slo.latency: {self.latency!r} is no time at all", hint="leave it out if there is no goal")
+            raise BadValue(f"slo.latency: {self.latency!r} is no time at all", hint="leave it out for a function without an SLO")
         if self.on_miss not in ("shed", "serve"):
             raise BadValue(f"slo.on_miss: {self.on_miss!r} is unknown", hint='write "shed" or "serve"')
         usual_us = max(types.Slo().timeout_us, 2 * latency_us)
         timeout_us = usual_us if self.timeout is None else parse_us(self.timeout, "slo.timeout")
         if timeout_us < max(1, latency_us):
             raise BadValue(
-                f"slo.timeout: {self.timeout!r} is shorter than the goal {self.latency!r}",
+                f"slo.timeout: {self.timeout!r} is shorter than slo.latency, {self.latency!r}",
                 hint="the timeout is the last resort: make it longer than slo.latency",
             )
         target = _share(self.target, "slo.target")

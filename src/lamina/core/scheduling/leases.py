@@ -225,7 +225,7 @@ class Device:
         for mask in self.running.values():
             assert not busy & mask, f"slices overlap on {self.spec.id}"
             busy |= mask
-        assert busy == self.busy, f"{self.spec.id} counts units nobody holds"
+        assert busy == self.busy, f"{self.spec.id} counts units that no batch holds"
         assert busy | self.all_units == self.all_units, f"more units leased than {self.spec.id} has"
         assert self.cores_busy == sum(self.cores.values()) <= self.spec.cores, f"cores of {self.spec.id} are over-committed"
         assert self.cores.keys() <= self.running.keys(), "cores outlived their batch"
