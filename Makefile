@@ -4,7 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup devel demo test quick soak check fmt lint types sbom audit docs docs-site bench lab serve sim clean
+.PHONY: help setup devel demo test quick soak mutants check fmt lint types sbom audit docs docs-site bench lab serve sim clean
 
 help:  ## What there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -34,6 +34,9 @@ quick: devel  ## Tests that start no process, in a minute: core, planner, polici
 soak: devel  ## A hundred thousand worlds of the controller, and as many of whole servers, from their seeds (hours)
 	$(PY) -m tests.soak core 1000:101000 --jobs $$(nproc)
 	$(PY) -m tests.soak server 1000:101000 --jobs $$(nproc)
+
+mutants: devel  ## Break the code in eighty places by hand, one at a time: the tests named beside each must notice
+	$(PY) -m tests.mutants
 
 check: fmt lint types test docs sbom audit  ## What CI runs
 

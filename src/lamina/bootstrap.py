@@ -79,12 +79,9 @@ def open_local(
     explain: bool = False,
     memory_bytes: int = 0,
     state_data_bytes: int = DATA_LIMIT_BYTES,
-<<<<<<< HEAD
     environment: Mapping[str, str] | None = None,
     tenant_users: tuple[int, int] = TENANT_USERS,
-=======
     hang_floor_us: int = HANG_FLOOR_US,
->>>>>>> 207ae77 (drivers: public ways to what tests looked up inside; texts say SLO)
 ) -> ServingRuntime:
     """Runtime on this machine: CPU cores in worker processes, and the GPUs that `gpu` names ("auto": those there are), in slices
     that have SMs of their own or share all of them (see `Slices`).
@@ -92,13 +89,9 @@ def open_local(
     With `probe`, what has no profile is timed on its sample inputs when it is loaded, and what has one that no longer holds is
     measured again while the server is idle. `shadow_batches`: measurements may run batches of their own (with `probe`, they do).
     With `explain`, the policy records what it weighed. `memory_bytes` is the memory budget of the server, of which shared memory
-<<<<<<< HEAD
     may take half; 0: a part of the memory there is. `state_data_bytes` is the data limit of states of state machines.
     `environment` is added to that of the app's functions; `tenant_users` are the users that functions of tenants run as.
-=======
-    may take half; 0: a part of the memory there is. `state_data_bytes` is the data limit of states of state machines. No batch of
-    a known length counts as hung before `hang_floor_us`.
->>>>>>> 207ae77 (drivers: public ways to what tests looked up inside; texts say SLO)
+    No batch of a known length counts as hung before `hang_floor_us`.
     """
     app = load_app(app_path)
     known = read_profiles(app_path, profiles)
@@ -106,15 +99,10 @@ def open_local(
     cores, gpus = cpu_device(), _find_gpus(app, gpu, slices)
     soft = frozenset(device.kind for _, _, device in gpus if device.limits.soft)
     predictor = online.OnlinePredictor(table, soft)
-<<<<<<< HEAD
-    controller = new_controller(policy or policies.build(DEFAULT_POLICY), predictor, explain=explain)
-    functions = controller.state.functions
-    shared = EngineShared(environment, lambda name: functions[name].spec if name in functions else None)
-=======
     policy = policy or policies.build(DEFAULT_POLICY)
     controller = new_controller(policy, predictor, explain=explain, hang_floor_us=hang_floor_us)
-    shared = EngineShared()
->>>>>>> 207ae77 (drivers: public ways to what tests looked up inside; texts say SLO)
+    functions = controller.state.functions
+    shared = EngineShared(environment, lambda name: functions[name].spec if name in functions else None)
     state = StateTable(app.name, call_lookup(controller), shared.source)
     limits = _shm_limits(memory_bytes)
     isolation = ProcessIsolation(tenant_users)

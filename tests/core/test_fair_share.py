@@ -203,3 +203,39 @@ def test_what_comes_after_the_first_jobs_of_a_queue_is_none_of_them(waiting: lis
     queue = script.controller.state.functions["f"].queue
     head, rest = queue.first(first), queue.slice(first, len(waiting))
     assert sorted(job.id for job in (*head, *rest)) == sorted(job.id for job in queue.jobs())
+
+
+def test_a_tenant_that_was_silent_does_not_catch_up_on_what_it_has_not_used(script: Script) -> None:
+    script.given(a_function(), takes={"f": 1_000}, engine=True)
+    calls(script, "quiet", "q-first")
+    calls(script, "loud", *many("l", 40))
+    script.at(30_500)
+    calls(script, "quiet", *many("q", 20))
+    script.at(42_500)
+    served = Counter(name[0] for name in order(script)[32:42])
+    assert served["q"] == pytest.approx(5, abs=1), "from now on they take turns"
+
+
+def test_a_call_that_is_rejected_is_not_charged_to_the_rate(script: Script) -> None:
+    script.given(a_function(), takes={"f": 1_000}, engine=True, policy=edf.Policy(wait=False))
+    script.tell(ev.TenantUpdated(Tenant(name="t", rate_per_s=10, burst=2)))
+    reasons = [action.reason for action in calls(script, "t", *many("h", 5), within_us=10)]  # type: ignore[attr-defined]
+    assert reasons == ["deadline"] * 5
+    calls(script, "t", "c0", "c1", within_us=100_000)
+    script.at(10_000)
+    assert (script.ending("c0"), script.ending("c1")) == ("reply", "reply")
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.floats(1, 1e6)), min_size=1, max_size=20), st.floats(1, 1e6))
+def test_usage_is_forgiven_when_the_refusal_said_so(spent: list[tuple[int, float]], limit_us: float) -> None:
+    """After as many refusals as there are hours with usage, nothing is left of a day ago."""
+    hour_us, day = 3_600_000_000, DailyUsage()
+    for hour, unit_us in sorted(spent):
+        day.add(hour * hour_us, unit_us)
+    now_us = max(hour for hour, _ in spent) * hour_us
+    while until_us := day.exceeded_until_us(now_us, limit_us):
+        assert now_us < until_us <= now_us + 24 * hour_us
+        counted = sum(unit_us for hour, unit_us in spent if hour > now_us // hour_us - 24)
+        assert day.total_us == pytest.approx(counted) and counted >= limit_us * (1 - 1e-9)
+        now_us = until_us
+    assert sum(unit_us for hour, unit_us in spent if hour > now_us // hour_us - 24) <= limit_us * (1 + 1e-9)

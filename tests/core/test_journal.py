@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lamina.core.actions import AppendJournal, Reject, Reply, StartBatch
 from lamina.core.events import CallArrived, CallCancelled, CallRecovered, JobOutcome, Journaled, ReplayDone
-from lamina.core.workflow.error_policy import ErrorPolicy
+from lamina.core.workflow.error_policy import ErrorPolicy, Retrier
 from lamina.core.workflow.flow import Flow, Parallel, Task, Wait
 from lamina.core.workflow.journal_entry import JournalEntry
 from lamina.types import Call
@@ -111,3 +111,33 @@ def test_an_outcome_nobody_waits_for_any_more_is_let_pass(script: Script):
     script.tell(Journaled("c", kept(script)[0]))
     assert script.ending("c") == "function-failed"
     assert script.tell(Journaled("c", kept(script)[0])) == []
+
+
+def test_an_entry_takes_effect_at_the_time_written_on_it(script: Script):
+    """The wait after it began seven seconds ago, before the restart."""
+    nodes = {"a": Task("a", "f", ("nap",)), "nap": Wait("nap", ("b",), duration_us=10 * S), "b": Task("b", "g")}
+    given(script, Flow("w", nodes, ("a",))).tell(CallRecovered(Call("c", "w", -8 * S, durable=True)))
+    script.tell(Journaled("c", JournalEntry("done", -7 * S, 0, "a", function="f")))
+    script.tell(ReplayDone("c"))
+    script.at(4 * S)
+    assert [(entry.kind, entry.node, entry.at_us) for entry in kept(script)] == [("due", "nap", 3 * S)]
+
+
+def test_a_timer_of_an_earlier_attempt_does_not_end_a_later_one(script: Script):
+    """The first attempt fails an instant before its timeout; both are journaled, one after the other."""
+    policy = ErrorPolicy(retry=(Retrier(("States.ALL",), interval_us=0),), timeout_us=2 * S)
+    given(script, Flow("w", {"a": Task("a", "f", error_policy=policy)}, ("a",))).tell(CallArrived(CALL))
+    script.at(2 * S - 1).finishes(outcomes=(JobOutcome(False, "function-failed", "Boom"),))
+    script.at(2 * S)
+    failed, due = kept(script)
+    assert (failed.kind, due.kind, due.purpose, due.attempt) == ("failed", "due", "timeout", 0)
+    script.tell(Journaled("c", failed))
+    [pause] = kept(script.at(2 * S + 10))[2:]
+    script.tell(Journaled("c", pause))
+    assert len(script.running) == 1, "the second attempt has begun"
+    script.tell(Journaled("c", due))
+    script.at(3 * S)
+    assert script.ending("c") == "open" and len(kept(script)) == 3
+    script.finishes()
+    script.tell(Journaled("c", kept(script)[-1]))
+    assert script.ending("c") == "reply" and kept(script)[-1].kind == "done"

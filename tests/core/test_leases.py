@@ -164,3 +164,15 @@ def test_on_a_cpu_a_function_wants_its_cores(cores: int, expected: int):
 def test_which_family_suits_a_function(gpu: str, on_cpu: bool, on_gpu: bool):
     spec = FunctionSpec(name="f", gpu=gpu)  # type: ignore[arg-type]
     assert (spec.fits_family("cpu"), spec.fits_family("gpu")) == (on_cpu, on_gpu)
+
+
+def test_cores_are_held_and_given_back_with_the_lease():
+    it = Device(DeviceSpec(id="d", kind="k", units=8, memory_mib=1_000, cores=4))
+    it.lease(1, 0b1, cores=3)
+    it.lease(2, 0b10, cores=1)
+    assert it.cores_free == 0
+    it.release(1)
+    assert it.cores_free == 3
+    it.release(2)
+    it.check()
+    assert it.cores_free == 4

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lamina.core.policy import Decision, Defer, View
 from lamina.core.scheduling.jobs import ActiveCall, Job
 from lamina.core.scheduling.queues import Order, Queue
 from lamina.core.workflow.flow import function_flow
-from lamina.types import Call, Slo
+from lamina.types import NEVER_US, Call, Slo
+from tests.script import Script, a_function
 
 RUN = ActiveCall(Call("c", "f", 0), function_flow("f", Slo()), None)
 
@@ -51,3 +55,49 @@ def test_a_job_that_does_not_wait_cannot_be_taken():
     queue.add(job(1))
     with pytest.raises(AssertionError, match="job 2 is not waiting"):
         queue.remove(job(2))
+
+
+# ------------------------------------------------------------------------ deferred functions
+
+
+class Deferring:
+    """Defers its function, and counts how often it is asked about it."""
+
+    order: Order = "due"
+
+    def __init__(self, count: int, until_us: int = NEVER_US) -> None:
+        self.asked: list[int] = []
+        self.count, self.until_us = count, until_us
+
+    def dispatch(self, view: View) -> Iterator[Decision]:
+        for function in list(view.waiting.values()):
+            self.asked.append(len(function.queue))
+            yield Defer(function.spec.name, self.until_us, self.count)
+
+
+def test_a_deferred_function_is_asked_about_again_when_it_has_as_many_jobs_as_were_named(script: Script):
+    policy = Deferring(count=3)
+    script.given(a_function(), policy=policy)
+    script.at(0).arrives("c1", "c2", "c3", "c4", within_us=1_000_000)
+    assert policy.asked == [1, 3, 4]
+
+
+def test_a_deferred_function_is_asked_about_again_when_a_more_urgent_job_comes(script: Script):
+    policy = Deferring(count=100)
+    script.given(a_function(), policy=policy)
+    script.at(0).arrives("c1", within_us=1_000_000)
+    script.arrives("patient", within_us=2_000_000)
+    assert policy.asked == [1]
+    script.arrives("urgent", within_us=500_000)
+    assert policy.asked == [1, 3]
+
+
+def test_a_deferred_function_is_asked_about_again_when_its_time_has_come(script: Script):
+    policy = Deferring(count=100, until_us=5_000)
+    script.given(a_function(), policy=policy)
+    script.at(0).arrives("c1", within_us=1_000_000)
+    script.at(4_999)
+    assert policy.asked == [1]
+    policy.until_us = NEVER_US
+    script.at(5_000)
+    assert policy.asked == [1, 1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,9 @@ from hypothesis import strategies as st
 
 from lamina.core import actions as do
 from lamina.core import events as ev
+from lamina.core.policy import Decision, LoadInstance, UnloadInstance, View
+from lamina.core.scheduling.queues import Order
+from lamina.policies import fifo
 from lamina.types import DeviceSpec, FunctionSpec
 from tests.script import BIG_GPU, GPU, Script, a_function
 
@@ -132,3 +137,42 @@ def test_whatever_comes_between_every_call_ends_well_and_only_the_last_version_i
     )
     standing = {instance.version for instance in script.controller.state.instances.values()}
     assert standing == {str(number) if number else ""} or script.controller.rolling_update.halted
+
+
+def test_a_lost_device_is_not_the_fault_of_the_version_that_was_being_loaded_there(script: Script) -> None:
+    spec = a_function(memory_mib=600)
+    others = [DeviceSpec(id=f"gpu{number}", kind="gpu", units=1, memory_mib=1_000) for number in (1, 2)]
+    script.given(spec, devices=(GPU, *others))
+    script.tell(ev.Deployed((version(spec, "2"),)))
+    [_, successor] = script.all(do.Load)
+    script.tell(ev.DeviceLost(successor[1].device))  # type: ignore[attr-defined]
+    assert script.controller.rolling_update.halted == {}
+    script.tell(ev.Deployed((version(spec, "3"),)))
+    script.tell(ev.InstanceLost(loads(script)[-1]))
+    assert script.controller.rolling_update.halted == {"f": "3"}, "a worker that dies while it loads is"
+
+
+def test_a_policy_cannot_unload_the_successor(script: Script) -> None:
+    """It counts two instances where one is wanted, and finds the newest superfluous."""
+
+    class Impatient:
+        order: Order = "arrival"
+        period_us = 1_000
+
+        def dispatch(self, view: View) -> Iterable[Decision]:
+            return fifo.Policy().dispatch(view)
+
+        def scale(self, view: View) -> Iterator[Decision]:
+            for function in view.functions.values():
+                instances = list(function.instances)
+                if not instances:
+                    yield LoadInstance("f", "gpu0")
+                yield from [UnloadInstance(name) for name in instances[1:]]
+
+    spec = a_function()
+    script.given(spec, policy=Impatient())
+    script.tell(ev.Deployed((version(spec, "2"),)))
+    script.at(10_000)
+    assert (loads(script), unloads(script)) == (["f-1", "f-2"], [])
+    script.ready("f-2")
+    assert unloads(script) == ["f-1"]

@@ -173,3 +173,12 @@ def test_times_of_calls_that_have_ended_are_not_kept_for_ever(script: Script):
     script.at(3 * S)
     assert len(script.endings) == 2_000
     assert len(script.controller._wakeups._deadlines) <= 1_024
+
+
+def test_a_call_that_runs_past_its_deadline_ends_soon_after_it(script: Script):
+    script.given(a_function())
+    script.at(0).arrives("c", within_us=10_000)
+    script.at(9_999)
+    assert script.ending("c") == "open"
+    script.at(100_000)
+    assert script.ending("c") == "deadline", "not a second later"

@@ -85,3 +85,16 @@ def test_having_to_wait_for_room_is_a_miss_too(script: Script):
     script.at(0).arrives("c", "d", target="w", within_us=400 * MS)
     script.at(40 * MS).finishes()
     assert (policy.stats["planned"], policy.stats["missed"]) == (2, 1)
+
+
+def test_it_plans_with_the_95th_percentile_and_not_with_the_median():
+    """Of steps whose times vary much, the median would be within the deadline on fewer units."""
+    chosen = []
+    for options in ({}, {"part": 0.5}):
+        policy = orion.Policy(spread=0.3, batches=(1,), **options)  # type: ignore[arg-type]
+        script = Script()
+        functions = [a_function(name, max_batch=4) for name in "fg"]
+        script.given(*functions, flows=[CHAIN], devices=nodes(1, 4), policy=policy, takes=TAKES)
+        script.at(0).arrives("c", target="w", within_us=55 * MS, expires_us=900 * MS)
+        chosen.append(script.batches[0].mask.bit_count())
+    assert chosen[0] > chosen[1]

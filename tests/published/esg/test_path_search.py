@@ -168,3 +168,28 @@ def test_later_stages_found_once_give_the_first_configurations_of_the_search(see
     assert bool(found) == bool(wanted.paths)
     least = {place: min(path.cost for path in every if path.picks[0] == place) for place in found}
     assert [least[place] for place in found] == sorted(least.values())
+
+
+@many
+@given(seeds, st.sampled_from(K))
+def test_the_cost_blade_cuts_paths_that_cannot_be_among_the_best(seed: int, k: int):
+    """With all the time there is, only cost can cut: what is looked at is what K sure completions leave, not every path."""
+    rng = random.Random(seed)
+    stages = [configs(rng, 12) for _ in range(4)]
+    every = sum(math.prod(len(stage) for stage in stages[:depth]) for depth in range(1, len(stages) + 1))
+    found = esg_1q(stages, 10**9, k)
+    assert [path.cost for path in found.paths] == [path.cost for path in brute_force(stages, 10**9, k).paths]
+    reached = [1, *(_reachable(stages, depth, k) for depth in range(1, len(stages)))]
+    assert found.paths_tried <= sum(count * len(stage) for count, stage in zip(reached, stages, strict=True)) <= every
+
+
+def _reachable(stages: list[ConfigArrays], depth: int, k: int) -> int:
+    """Beginnings of this length whose cheapest completion costs no more than the K-th cheapest sure one (the fastest rows)."""
+    least = sum(float(stage.cost.min()) for stage in stages[depth:])
+    sure = sum(min(zip(stage.time_us.tolist(), stage.cost.tolist(), strict=True))[1] for stage in stages[depth:])
+    costs = np.zeros(1)
+    for stage in stages[:depth]:
+        costs = (costs[:, None] + stage.cost).ravel()
+    ordered = np.sort(costs)
+    limit = ordered[k - 1] + sure if len(ordered) >= k else math.inf
+    return int((costs + least <= limit + 1e-9).sum())

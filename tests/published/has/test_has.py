@@ -11,7 +11,7 @@ from lamina.core.policy import ResizeInstance
 from lamina.published.has.pods import PodCapacity, PodShape, device_rows, occupancy
 from lamina.published.has.policies.has import Policy
 from lamina.types import ScaleSpec
-from tests.policies.gpus import MS, UNITS, S, a_model, called, goal, gpus, loads, resizes, shapes, simulated, takes, unloads
+from tests.policies.gpus import MS, UNITS, S, a_model, called, goal, gpus, loads, resizes, shapes, simulated, takes
 from tests.script import Script
 
 
@@ -77,12 +77,16 @@ def test_less_load_is_met_with_less_time(script: Script):
 
 
 def test_two_reductions_are_a_cooldown_apart(script: Script):
-    given(script, a_model(), policy=Policy(cooldown_us=10 * S, first_per_s=1.0))
-    called(script, 60, 10)
-    before = len(resizes(script)) + len(unloads(script))
-    called(script, 2, 9)
-    after = len(resizes(script)) + len(unloads(script))
-    assert after - before <= len(shapes(script.controller)) + 2
+    """The load falls step by step, so that every look finds less to be enough."""
+    given(script, a_model(), policy=Policy(cooldown_us=20 * S, first_per_s=1.0))
+    called(script, 120, 24)
+    areas = [(script.now_us, area(script.controller))]
+    for rate in (30, 15, 8, 4, 2, *[1] * 10):
+        called(script, rate, 2)
+        areas.append((script.now_us, area(script.controller)))
+    reduced_us = [now_us for (_, before), (now_us, after) in pairwise(areas) if after < before]
+    assert len(reduced_us) == 2
+    assert reduced_us[1] - reduced_us[0] >= 20 * S, "without a cooldown it would be 8 s"
 
 
 def test_a_load_that_falls_step_by_step_is_followed_no_sooner_than_every_ten_seconds(script: Script):
