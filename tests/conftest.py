@@ -26,10 +26,14 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of published systems and of the lab are marked by where they are, so that a quick run can leave them out."""
+    """Tests of published systems and of the lab, and of examples with their models, are marked by where they are, so that a quick
+    run can leave them out."""
     for item in items:
-        if {"published", "lab"} & set(item.path.relative_to(Path(__file__).parent).parts[:1]):
+        part = item.path.relative_to(Path(__file__).parent).parts[0]
+        if part in ("published", "lab"):
             item.add_marker(pytest.mark.published)
+        elif part == "examples":
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from lamina.cli import main
+from lamina.cli import _plan_report, main
 from lamina.cli.plan import command
 
 GLET = Path(__file__).parents[2] / "data" / "glet"
@@ -22,6 +22,12 @@ POLICIES = {
     "greedy_part": "greedy_part",
     "timesharing": "timesharing_only",
 }
+
+
+@pytest.fixture(autouse=True)
+def short_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How good estimates are is the matter of `test_plan_target.py`."""
+    monkeypatch.setattr(_plan_report, "ESTIMATE_CALLS", 300)
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ import pytest
 
 from lamina.gpu.gc_schedule import FORCED_COLLECT_AFTER, IDLE_COLLECT_AFTER, QUIET_S, GcSchedule, disable_full_collections
 
+pytestmark = pytest.mark.slow  # each looks through the whole heap, a few times
+
 
 @pytest.fixture(autouse=True)
 def usual() -> Iterator[None]:

@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.core.scheduling.leases import aligned_starts
-from lamina.planner.blocking import Claim, Holding, keep_units
+from lamina.core.scheduling.state import Batch
+from lamina.planner.blocking import BlockingRule, Claim, Holding, keep_units
+from lamina.types import DeviceSpec, SliceLimits, Slo
+from tests.script import Script, a_function
 
 UNITS = 6
 EVERYTHING = (1 << UNITS) - 1
@@ -109,3 +112,22 @@ def test_more_than_a_device_of_a_hundred_units_has_is_asked_for_and_answered_at_
     wanted = [Claim(10, "a", 1, 33), Claim(20, "b", 2, 33), Claim(30, "c", 3, 10)]
     kept = keep_units(100, False, scattered, wanted, (1 << 100) - 1, 0)
     assert kept.bit_count() >= 33  # all of the first, and what is left of the others
+
+
+def test_what_is_booked_behind_a_batch_holds_its_units_too(script: Script):
+    """Long work runs on one of two units, and more of it is booked behind. With what is booked, that unit is not free within the
+    tolerance of the short function, so the other one is kept for it."""
+    device = DeviceSpec(id="gpu0", kind="gpu", units=2, memory_mib=1_000, limits=SliceLimits(batches_per_instance=0))
+    short = a_function("short", share=0.5, slo=Slo(latency_us=100_000))
+    long = a_function("long", share=0.5)
+    script.given(short, long, devices=[device], takes={"short": 10_000, "long": 50_000})
+    script.at(0).arrives("l1", target="long")
+    function, host = script.controller.state.functions["long"], script.controller.state.devices["gpu0"]
+    [instance] = function.instances.values()
+    rule, view = BlockingRule(), script.controller.view
+    free = host.all_units & ~host.busy
+    assert rule.kept_units(view, function, host, free, script.now_us, 200_000) & free == 0, "its unit is free after 50 ms"
+    running = next(iter(script.controller.state.batches.values()))
+    follower = Batch(99, instance, host, running.mask, running.jobs, 100_000)
+    follower.book_behind(running)
+    assert rule.kept_units(view, function, host, free, script.now_us, 200_000) & free == free

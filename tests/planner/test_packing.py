@@ -71,6 +71,7 @@ def broken(plan: PartitionPlan, tasks: list[PlanTask]) -> Iterator[str]:
             yield f"{task.model} is not served"
 
 
+@pytest.mark.published
 @pytest.mark.parametrize("kind", ["2080ti", "3080"])
 def test_a_plan_keeps_its_promises(kind: str):
     fitting = 0
@@ -82,6 +83,7 @@ def test_a_plan_keeps_its_promises(kind: str):
     assert fitting >= 9
 
 
+@pytest.mark.published
 @pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case["id"])
 def test_it_never_takes_more_gpus_than_its_rivals(case: dict[str, list[list[int]]]):
     tasks = [PlanTask(*row) for row in case["tasks"]]
@@ -93,6 +95,7 @@ def test_it_never_takes_more_gpus_than_its_rivals(case: dict[str, list[list[int]
             assert len(kinds) <= len(rival_kinds)
 
 
+@pytest.mark.published
 def test_whatever_gpulet_schedules_it_schedules():
     for tasks in scenarios((200, 400, 600), start=11, step=151):
         if repaired("gpulet").plan(tasks, ["2080ti"] * 4).schedulable:

@@ -10,6 +10,8 @@ from lamina.sim import scenario
 from lamina.sim.run import run
 from lamina.sim.summary import TotalRow
 
+pytestmark = pytest.mark.slow
+
 HEAD = '[scenario]\nseed = 4\nduration = "3s"\n[[device]]\nkind = "h200"\nprice = "3.60/h"\n'
 
 
