@@ -484,3 +484,10 @@ def test_the_default_budget_is_a_part_of_what_the_process_may_use() -> None:
     told = subprocess.run(["prlimit", f"--as={2**30}", sys.executable, "-c", command], capture_output=True, check=True).stdout
     assert told.split() == [b"%d" % 2**30, b"%d" % 2**28]
     assert here > 2**30
+
+
+def test_a_process_that_was_started_with_less_memory_keeps_to_it() -> None:
+    """Decoders and unpackers have limits of their own; under a lower one of the server they must start all the same."""
+    command = "import resource, lamina.server.process_status as s; s.limit_address_space(2**32); print(*resource.getrlimit(9))"
+    told = subprocess.run(["prlimit", f"--as={2**30}", sys.executable, "-c", command], capture_output=True, check=True).stdout
+    assert told.split() == [b"%d" % 2**30] * 2

@@ -71,6 +71,13 @@ def return_large_blocks() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, _LARGE_BLOCK_BYTES)
 
 
+def limit_address_space(most_bytes: int) -> None:
+    """Limit the memory of this process for good, to less where the one it was started with is lower."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most_bytes = most_bytes if hard == resource.RLIM_INFINITY else min(most_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
+
+
 def default_memory_budget() -> int:
     return int(memory_limit_bytes() * BUDGET_SHARE)
 

@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import io
 import re
-import resource
 import stat
 import sys
 import zipfile
@@ -24,6 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from lamina.errors import BadValue, read_user_file
+from lamina.server.process_status import limit_address_space
 
 NAME_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 UNPACK_LIMIT_S = 60.0
@@ -109,7 +109,7 @@ async def unpack_apart(body: bytes, into: Path, limit_s: float = UNPACK_LIMIT_S)
 
 def main() -> None:
     """The process of `unpack_apart`: says what is wrong with the package, and what to do about it."""
-    resource.setrlimit(resource.RLIMIT_AS, (UNPACK_MEMORY, UNPACK_MEMORY))
+    limit_address_space(UNPACK_MEMORY)
     error = ("", "")
     try:
         unpack(sys.stdin.buffer.read(), Path(sys.argv[1]))

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import resource
 import signal
 import socket
 import sys
@@ -28,6 +27,7 @@ from lamina.ipc.child_process import ChildProcess, ProcessSpec
 from lamina.ipc.framing import FrameChannel, FrameReader, StopProcess, pack
 from lamina.sdk.binding import Param
 from lamina.server.exchange import HttpRequest
+from lamina.server.process_status import limit_address_space
 
 log = logging.getLogger("lamina")
 
@@ -336,7 +336,7 @@ def _performed(job: CodecJob) -> bytearray:
 def main() -> None:
     setup = msgspec.json.decode(sys.argv[1], type=CodecSetup)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_AS, (JOB_MEMORY, JOB_MEMORY))
+    limit_address_space(JOB_MEMORY)
     gc.disable()  # values have no cycles, and a search for some among millions of lists takes longer than the rest
     sock = socket.socket(fileno=setup.fd)
     channel = FrameChannel(sock, FrameReader(msgspec.msgpack.Decoder(CodecJob | StopProcess)))
