@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lamina.lab.experiments import has
 from lamina.sim import scenario
 from lamina.sim.run import run
 
@@ -75,3 +76,11 @@ def test_without_a_goal_a_function_uses_what_is_left_of_the_device_beside_an_int
     }
     assert by_target["interactive"].attainment >= 0.995
     assert by_target["long"].answered >= 41  # in seven seconds; 37 where it was given single units behind running batches
+
+
+@pytest.mark.published
+def test_on_a_nearly_idle_device_a_function_that_needs_most_of_it_is_not_kept_out_for_calls_that_hardly_come() -> None:
+    """Four models on one V100, at SLOs of twice their time: the largest is in time on nearly all units only."""
+    cell = has._setting("four models", "mix", 2.0, times=2, gpus=1, seconds=10) | {"policy": "frontier", "seed": 2}
+    rows = run(has.scenario_of(cell), "frontier").targets
+    assert [row.target for row in rows if row.attainment < 0.99] == []

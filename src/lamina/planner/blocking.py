@@ -11,13 +11,17 @@ the size it runs on must be free, or become free within its tolerance, beside th
 starts there next is booked, and makes its own way while the batch before it runs.) How many blocks are kept for one follows its
 demand: as many as its calls keep busy, rejected ones included, and at least one. A function whose jobs have most of their time
 left takes what others do not need; after that it insists on an equal share of the device, so that under overload no function is
-kept out by what others ask for. A function counts while it has been called lately or has a standing instance. Its home, if it has
-one, is the block that is kept: so a home is lent only to batches that end within the owner's tolerance.
+kept out by what others ask for. A function counts while it has been called lately or has a standing instance, and has no free
+block on another device. Its home, if it has one, is the block that is kept: so a home is lent only to batches that end within the
+owner's tolerance.
 
 What is kept is placed where it costs the batch least: on units that are not free yet but will be in time, else at the edge of the
 free ones. Where longer batches run already and no block is free in time, the one that is free first is kept: else long batches
 that end one after another would leave no whole block for ever. A function that fits on no part of the device beside what is kept
 takes turns with the others: it may start once it has left the device alone for some times as long as it is about to hold it.
+
+The rule gives way to a batch that has an SLO of its own and would be late by it, if others lose less than it does (`may_insist`):
+on a device that is nearly idle, to be kept out for calls that hardly ever come is a promise broken for nothing.
 """
 
 from __future__ import annotations
@@ -95,6 +99,8 @@ class BlockingRule:
             return 0
         name = function.spec.name
         urgent = [claim for claim in claims if claim.tolerance_us < time_us > PEER * claim.own_us and claim.function != name]
+        if len(view.devices) > 1:
+            urgent = [claim for claim in urgent if not _has_room_elsewhere(view, claim, device)]
         if not urgent:
             return 0
         if not _has_time(view, function, time_us):
@@ -107,6 +113,16 @@ class BlockingRule:
             return 0
         self.blocked_us = view.now_us
         return kept
+
+    def may_insist(self, view: View, function: FunctionState, device: Device, time_us: int) -> bool:
+        """Whether a batch that would else be late may take what is kept for others: at the rate of its calls they lose less of
+        their time by it, all of them together, than the whole of its own that it would lose by leaving it to them."""
+        gap_us = max(time_us, function.arrivals.offered_gap_us)
+        lost = 0.0
+        for claim in self.claims(view, device):
+            if claim.function != function.spec.name and claim.tolerance_us < time_us:
+                lost += (time_us - claim.tolerance_us) / gap_us
+        return lost < 1.0
 
     def spared_slot(self, view: View, function: FunctionState, slot: Slot, time_us: int) -> Slot | None:
         """The slot for a batch of that time; moved to units that others can spare, if need be, and None if there are none. For
@@ -122,6 +138,9 @@ class BlockingRule:
             from_us, held_us = view.now_us, time_us + device.way_us
         kept = self.kept_units(view, function, device, free, from_us, held_us) & ~home
         if not kept & slot.mask:
+            return slot
+        left_us = function.queue.head().due_us - view.now_us
+        if left_us < 2 * (time_us + device.way_us) and self.may_insist(view, function, device, time_us):
             return slot
         mask = find_block(free & ~kept, slot.units, device.spec.limits.aligned, device.spec.units)
         return replace(slot, mask=mask) if device.is_valid_slice(mask) else None
@@ -262,6 +281,18 @@ def _longest_row(mask: int) -> int:
 def _end_us(batch: Batch) -> int:
     """Expected end of a running batch, with what is booked behind it."""
     return batch.expected_end_us + (batch.follower.predicted_us if batch.follower is not None else 0)
+
+
+def _has_room_elsewhere(view: View, claim: Claim, device: Device) -> bool:
+    """Whether the function of a claim stands on another device too, and has a free block there: it need not start here."""
+    function = view.functions[claim.function]
+    for host in function.instances_by_device:
+        other = view.devices[host]
+        if other is not device:
+            free = other.all_units & ~other.busy
+            if free.bit_count() >= claim.units and find_block(free, claim.units, other.spec.limits.aligned, other.spec.units):
+                return any(one.device == host and one.phase is InstancePhase.WARM for one in function.instances.values())
+    return False
 
 
 def _claims(view: View, device: Device) -> Iterable[Claim]:

@@ -225,6 +225,11 @@ class Policy:
             return Defer(name, decision.until_us, decision.at_count, ignore_devices=True, why=explain.LARGER_BATCH)
         chosen, config = decision.slot, decision.config
         if chosen is None or config is None:
+            if in_time and has_goal and self._blocking.blocked_us == now_us and head.due_us - now_us < soonest_us + fastest_us:
+                slots = free_candidates(view, self._tables, self._blocking, function, insists=True)
+                decision = self._planner.decide(view, batch, slots, cost_limit) if slots else NOTHING
+                if decision.slot is not None and decision.config is not None and decision.until_us <= now_us:
+                    return self._start(view, batch, decision.slot, decision.config, slots)
             upcoming = upcoming_candidates(view, self._tables, self._blocking, function, batch.end_us - fastest_us)
             return self._commit(view, batch, upcoming)
         if in_time and has_goal and objective != "latency" and (len(function.instances) > 1 or config.cost > cost_limit):
@@ -277,7 +282,7 @@ class Policy:
         if slot.device.spec.link_mib_per_s:
             us += view.transfer_us(chosen, slot.device)
         end_us = slot.at_us + us
-        if us > batch.fastest_us and not slot.is_reserved and len(slot.device.instances) > 1:
+        if us > batch.fastest_us and not slot.is_reserved and not slot.insists and len(slot.device.instances) > 1:
             from_us, held_us = (slot.at_us, us) if slot.behind is not None else (now_us, us + slot.device.way_us)
             kept = self._blocking.kept_units(view, function, slot.device, where.mask, from_us, held_us)
             if kept & where.mask:  # a smaller slice takes longer: too long for functions beside it

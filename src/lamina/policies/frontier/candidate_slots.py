@@ -27,6 +27,7 @@ class CandidateSlot(NamedTuple):
     behind: Batch | None = None  #: it is there when that one ends
     transfer_us: int = 0  #: to bring the input of one job over
     is_exact: bool = False  #: no fewer units than these
+    insists: bool = False  #: on units that are kept for others: it would be late without them
 
     def pareto(self, count: int) -> ParetoFront:
         """What could be run here, fastest first."""
@@ -57,19 +58,26 @@ class CandidateSlot(NamedTuple):
         return Slot(self.instance, self.device, mask, self.behind, self.at_us, config.cores)
 
 
-def free_candidates(view: View, tables: ConfigTables, blocking: BlockingRule, function: FunctionState) -> list[CandidateSlot]:
-    """One per instance that could take a batch at once, on units that others can spare (`planner/blocking.py`)."""
+def free_candidates(
+    view: View, tables: ConfigTables, blocking: BlockingRule, function: FunctionState, insists: bool = False
+) -> list[CandidateSlot]:
+    """One per instance that could take a batch at once, on units that others can spare (`planner/blocking.py`), or that it may
+    insist on."""
     now_us = view.now_us
     found: list[CandidateSlot] = []
     for instance, device, free, cores, is_home in free_slots(view, function):
         table = tables.table_for(view, function, device)
+        may_insist = False
         if not is_home and len(device.instances) > 1 and (fastest := table.fastest()):
-            free &= ~blocking.kept_units(view, function, device, free, now_us, fastest.time_us + device.way_us)
+            time_us = fastest.time_us + device.way_us
+            may_insist = insists and blocking.may_insist(view, function, device, time_us)
+            if not may_insist:
+                free &= ~blocking.kept_units(view, function, device, free, now_us, time_us)
         at_us = now_us + device.way_us
         if is_home:
             found.append(CandidateSlot(instance, device, table, free, free.bit_count(), cores, True, at_us, is_exact=True))
         elif units := largest_fit(free, table.unit_counts, device.spec.limits.aligned, device.spec.units):
-            found.append(CandidateSlot(instance, device, table, free, units, cores, False, at_us))
+            found.append(CandidateSlot(instance, device, table, free, units, cores, False, at_us, insists=may_insist))
     return found if view.bandwidth is None else _within_bandwidth(view, function, found)
 
 
