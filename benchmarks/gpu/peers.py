@@ -20,7 +20,7 @@ from benchmarks.gpu.live import GOAL_S, settle
 from benchmarks.gpu.server import load, once, request, served
 from benchmarks.gpu.zoo import FIVE
 
-RATES = {"lamina": (100, 200, 400, 600, 800, 1_000, 1_200, 1_500), "litserve": (50, 100, 200, 300, 400, 600)}
+RATES = {"lamina": (200, 600, 1_000, 1_200, 1_500, 1_750, 2_100, 5_000), "litserve": (50, 100, 200, 300, 400, 600)}
 SECONDS = 2.0
 LITSERVE_PORT = 8791
 
