@@ -107,7 +107,7 @@ def test_a_name_that_is_nearly_right_is_guessed_beside_it(capsys):
         ("token lst", "No such command 'lst'. Did you mean 'list'?"),
         ("help", "No such command 'help'. Did you mean '--help'?"),
         ("asl help", "No such command 'help'. Did you mean '--help'?"),
-        ("profiles xyz", "No such command 'xyz'. There are compare, ls, plot, show."),
+        ("profiles xyz", "No such command 'xyz'. There are compare, ls, plot, pull, show."),
     ],
 )
 def test_a_command_that_is_none_is_told_in_one_way(capsys, words: str, said: str):
