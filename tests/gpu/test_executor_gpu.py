@@ -239,12 +239,21 @@ def deep(layers: int = 400) -> Any:
 VECTOR = torch.zeros(1, 1024)
 
 
+@pytest.fixture
+def cutting(slicer: GreenSlicer) -> SliceExecutor:
+    """An executor that cuts long graphs."""
+    from lamina.gpu.cuda_runtime import CudaRuntime
+    from lamina.gpu.weights import WeightStore
+
+    return SliceExecutor(slicer, CudaRuntime(slicer.driver), WeightStore(slicer.driver, 4096 << 20))
+
+
 def vectors(count: int) -> list[Any]:
     return list(torch.randn(count, 1024, generator=torch.Generator().manual_seed(count)).numpy())
 
 
-def test_a_segmented_graph_answers_bit_for_bit_what_the_whole_does(slicer: GreenSlicer, executor: SliceExecutor):
-    module = deep()
+def test_a_segmented_graph_answers_bit_for_bit_what_the_whole_does(slicer: GreenSlicer, cutting: SliceExecutor):
+    executor, module = cutting, deep()
     executor.load("deep", module, VECTOR, buckets=(64,))
     executor.prepare("deep", [1])
     drain_warmups(executor)
@@ -266,7 +275,8 @@ def test_a_segmented_graph_answers_bit_for_bit_what_the_whole_does(slicer: Green
     assert np.array_equal(np.stack(found.outputs), expected.cpu().numpy())
 
 
-def test_a_paused_graph_goes_on_bit_equal_after_others_ran_on_its_slice(executor: SliceExecutor):
+def test_a_paused_graph_goes_on_bit_equal_after_others_ran_on_its_slice(cutting: SliceExecutor):
+    executor = cutting
     executor.load("deep", deep(), VECTOR, buckets=(64,))
     executor.load("net", net(), EXAMPLE, buckets=(8,))
     executor.prepare("deep", [1])
