@@ -180,6 +180,8 @@ def test_changes_do_not_pile_up_for_a_store_that_is_down(monkeypatch: pytest.Mon
     waiting: list[Any] = []
 
     class Down:
+        down = None
+
         def write(self, work: Any, done: Any = None, *, required: bool = False) -> None:
             waiting.append(done)
 
@@ -229,7 +231,7 @@ def test_changes_of_a_durable_run_wait_for_its_result():
     assert told == [] and table.same_transaction("call-1", 0, "another") is None
     found = table.same_transaction(*STEP)
     assert found is not None
-    found[1]()
+    found[1](None)
     assert [write.key for write in told] == ["k"]
     assert table.same_transaction(*STEP) is None
 

@@ -271,6 +271,8 @@ class Gateway:
                 else:
                     await self._serve_apps()
                 return
+        elif store is not None:
+            store.expect_none()  # if another server makes it meanwhile, what this one believes is of no more use
         await self._activate()
 
     def _on_term(self, term: int) -> None:

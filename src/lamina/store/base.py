@@ -93,6 +93,10 @@ class Store(Protocol):
         """Whether the lead was taken over from another term, so that what was read before it is out of date."""
         ...
 
+    def expect_none(self) -> None:
+        """This server begins without a store: it may make one, but not take the lead over from a server that has."""
+        ...
+
     def watch(self, on_change: Callable[[Any], None]) -> None:
         """Be called on the loop's thread with the term when this server leads, and with 0 when another is found to."""
         ...

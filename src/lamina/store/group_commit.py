@@ -146,6 +146,7 @@ class GroupCommitStore:
         self._address = self._successor = ""
         self._term = 0
         self._succeeds = False
+        self._expects_none = False
         self._is_over = False  #: another server leads, and this one did
         self._commits = 0  #: number of the last commit of this term
         self._doubt: _Doubt | None = None
@@ -181,6 +182,9 @@ class GroupCommitStore:
     @property
     def succeeds(self) -> bool:
         return self._succeeds
+
+    def expect_none(self) -> None:
+        self._expects_none = True
 
     def watch(self, on_change: Callable[[Any], None]) -> None:
         self._watchers.append(on_change)
@@ -379,6 +383,10 @@ class GroupCommitStore:
         connection.begin()
         schema.migrate(connection, schema.stored_version(connection), connection.blob)
         row = leadership.read_leader(connection)
+        if row is not None and self._expects_none:
+            connection.rollback()
+            connection.unlock()
+            raise _LostTerm
         seen = connection.look() if has_lock and row is not None and not row.has_lock else None
         may_lead = not has_lock or self._election.may_lead(row, has_lock, seen[1] if seen is not None else None)
         term = leadership.take_lead(connection, row, self._election.holder, self._address, has_lock) if may_lead else 0
