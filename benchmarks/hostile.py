@@ -23,7 +23,7 @@ from benchmarks.report import Report
 from benchmarks.servers import free_port, started, wait_for
 
 SEED = 20261115
-ALLOWED = {200, 400, 401, 403, 404, 405, 408, 411, 413, 414, 415, 422, 429, 431, 503, 504, 505}
+ALLOWED = {100, 200, 400, 401, 403, 404, 405, 408, 411, 413, 414, 415, 422, 429, 431, 503, 504, 505}
 WAVE = 100
 HANG_S = 1.0
 """A client that has nothing more to send is answered, or cut off, within this time."""

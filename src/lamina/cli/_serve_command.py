@@ -68,12 +68,12 @@ def serve(config: ServerConfig) -> int:
         runtime = _open_runtime(config.engine, app_path, config.listen.memory_bytes, parse_users(config.access.tenant_users))
         place = config.store.place
         store = None if place == "none" else open_store(place or default_location(app_path, runtime.app.name))
-        adopt_orphans()
+        others = adopt_orphans()
         try:
             with _otel_exporter(config.observe, runtime) as otel, asyncio.Runner(loop_factory=event_loop_factory()) as runner:
                 code = runner.run(_Server(config, app_path, runtime, store, otel).serve())
         finally:
-            if (left := kill_orphans()) > 0:
+            if (left := kill_orphans(others)) > 0:
                 click.echo(f"ended {left} processes that functions had left behind", err=True)
     if code == RESTART:  # with nothing in memory of the time in which it led
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -254,20 +254,27 @@ _KEPT = ("nvidia-cuda-mps",)  #: daemons of the machine that others use too
 _ORPHANS_S = 2.0
 
 
-def adopt_orphans() -> None:
-    """Become the parent of whatever processes of ours leave behind: a daemon that a function has made is not lost from sight."""
+def adopt_orphans() -> frozenset[int]:
+    """Become the parent of whatever processes of ours leave behind: a daemon that a function has made is not lost from sight.
+
+    Returns the children there are by now, which are none of them."""
+    _set_subreaper(True)
+    return frozenset(pid for pid, _ in _children())
+
+
+def _set_subreaper(wanted: bool) -> None:
     import ctypes
 
     if (prctl := getattr(ctypes.CDLL(None), "prctl", None)) is not None:  # Linux has it
-        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
 
 
-def kill_orphans() -> int:
-    """Kill all processes below this one, at its end, when its own have been stopped; returns how many there were."""
+def kill_orphans(others: frozenset[int]) -> int:
+    """Kill all processes below this one but `others`, when its own have been stopped; returns how many there were."""
     killed: set[int] = set()
     until_s = time.monotonic() + _ORPHANS_S
     while time.monotonic() < until_s:
-        found = [pid for pid, name in _children() if not name.startswith(_KEPT)]
+        found = [pid for pid, name in _children() if pid not in others and not name.startswith(_KEPT)]
         if not found:
             break
         for pid in found:  # what they have started comes to us when they have ended, and is next
@@ -276,6 +283,7 @@ def kill_orphans() -> int:
                 os.waitpid(pid, os.WNOHANG)
             killed.add(pid)
         time.sleep(0.01)
+    _set_subreaper(False)
     return len(killed)
 
 

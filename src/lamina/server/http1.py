@@ -178,8 +178,11 @@ class HttpConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """The client sends no more. It may have closed half of the connection and wait for its answers, or all of it; to tell the
-        one from the other it is sent interim responses, which a socket that is closed resets."""
+        one from the other it is sent interim responses, which a socket that is closed resets. In a stream there is no place for
+        them: there it has left."""
         if not self._exchanges or self._is_closed or self._is_failing or self._parser.is_in_body or self._parser.is_in_head:
+            return False
+        if self._exchanges[0].is_streaming:
             return False
         self._has_ended = True
         if self._parser.version == "1.1":  # HTTP/1.0 has no interim responses: such a client gets its answer, wherever it is
