@@ -61,7 +61,7 @@ HeadCheck = Callable[[dict[bytes, bytes], OnHeadChecked], None]
 """Authenticates the headers of a request whose body is still to come; tells the tenant, or why it is rejected, now or later."""
 
 LINGER_S = 2.0
-PROBE_S = 0.05  #: between the two probes of a client that has sent its last byte
+PROBES_S = (0.001, 0.05, 1.0)  #: after the first probe of a client that has sent its last byte: a reset is met by the next write
 SMALL_BODY_BYTES = 4 * 2**10  #: of requests that are served even when the memory budget is used up
 EVICTION_BATCH = 64  #: connections found by one search through all of them
 _RETRY = b"retry-after: %d\r\n" % RETRY_S
@@ -105,6 +105,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_failing = False  #: the response under way is the last
         self._has_ended = False  #: the client sends no more requests, and waits for its answers
         self._awaits_head_check = False
+        self._probes: list[asyncio.TimerHandle] = []  #: of whether it has closed one half or both
         self._charge: MemoryCharge | None = None  #: flat, for the connection itself
         self._body_charge: MemoryCharge | None = None  #: of the body that is coming; then its exchange has it
         self._unsent_charge: MemoryCharge | None = None  #: of responses that the client has yet to take
@@ -129,6 +130,8 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go of everything at once, by reference counts alone."""
         self._is_closed = True
+        for probe in self._probes:
+            probe.cancel()
         self.server.remove(self)
         for exchange in self._exchanges:
             exchange.release()
@@ -187,7 +190,8 @@ class HttpConnection(asyncio.Protocol):
         self._has_ended = True
         if self._parser.version == "1.1":  # HTTP/1.0 has no interim responses: such a client gets its answer, wherever it is
             self._probe_half_closed()
-            asyncio.get_running_loop().call_later(PROBE_S, self._probe_half_closed)
+            loop = asyncio.get_running_loop()
+            self._probes = [loop.call_later(delay_s, self._probe_half_closed) for delay_s in PROBES_S]
         return True
 
     def _probe_half_closed(self) -> None:
