@@ -25,8 +25,8 @@ devel: $(VENV)/.tested  ## The same with all that tests and benchmarks need
 demo: setup  ## Serve the OCR pipeline, load it at a rising rate, plot what happened
 	$(PY) examples/ocr/demo.py
 
-test: devel  ## All tests (those that need a GPU skip without one)
-	$(PY) -m pytest -q
+test: devel  ## All tests (those that need a GPU skip without one), on two cores
+	$(PY) -m pytest -q -n 2 --dist loadfile
 
 quick: devel  ## Tests that start no process, in a minute: core, planner, policies, sdk, asl, sim, predict ...
 	$(PY) -m pytest -q -n 2 -m "not live and not slow and not published"

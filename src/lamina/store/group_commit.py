@@ -370,12 +370,12 @@ class GroupCommitStore:
             if not has_lock and _roll_back(connection):
                 connection.evict_leader(is_blocked=True)
             raise
+        self._mark_up()  # before its term is seen, or told: what is sent then is not refused
         self._term, self._commits = term, 0
         self._succeeds = row is not None
         self._beat_at_s = time.monotonic() + leadership.BEAT_S
         if row is not None:
             log.info("store %s: this server leads, in term %d", self.name, term)
-        self._mark_up()  # before it is told: what is sent then is not refused
         self._tell(term)
 
     def _take_lead(self, connection: WriterConnection, has_lock: bool) -> tuple[int, leadership.LeaderRow | None]:
