@@ -82,8 +82,8 @@ def _pool(size: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn"), initializer=die_with_parent)
 
 
-class CpuLimitExceeded(Exception):
-    """The bound was reached."""
+class CpuLimitExceeded(BaseException):
+    """The bound was reached. Not an `Exception`: code that contains errors of single calls must not contain this one."""
 
 
 @contextmanager
