@@ -7,21 +7,20 @@ The time of a fault is how long no write was answered.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 import random
 import signal
 import time
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.attacks.histories import Clients, Verdict, judge
-from benchmarks.attacks.pair import Pair, database
+from benchmarks.attacks.campaign import Round, judged, options_for, run_campaign, spread
+from benchmarks.attacks.histories import Clients, judge
+from benchmarks.attacks.pair import Pair
 from benchmarks.attacks.takeovers import opened
 from benchmarks.postgres import restart
 
@@ -36,14 +35,6 @@ PER_ROUND = 25
 class Fault:
     kind: str
     silent_s: float
-
-
-@dataclass(slots=True)
-class Round:
-    database: str
-    seed: int
-    faults: list[Fault] = field(default_factory=list)
-    verdict: Verdict = field(default_factory=Verdict)
 
 
 async def inflict(pair: Pair, url: str, kind: str, seconds: float) -> None:
@@ -88,9 +79,9 @@ async def _fill_disk(pair: Pair, seconds: float) -> None:
     filler.unlink()
 
 
-async def play(name: str, url: str, faults: int, seed: int) -> Round:
+async def play(name: str, url: str, faults: int, seed: int) -> Round[Fault]:
     random_ = random.Random(seed)
-    found, choice = Round(name, seed), list(KINDS[name])
+    found, choice = Round[Fault](name, seed), list(KINDS[name])
     async with opened(name, url) as pair:
         if name == "sqlite" and not os.path.ismount(str(pair.disk)):
             choice.remove("disk-full")  # filling the machine's own disk is no test of this server
@@ -108,7 +99,7 @@ async def play(name: str, url: str, faults: int, seed: int) -> Round:
                 while not any(at_s > undone_s for at_s in clients.answered_s[-50:]):
                     await asyncio.sleep(0.02)
                 times = sorted([began_s, *(at_s for at_s in clients.answered_s if at_s > began_s)])
-                found.faults.append(Fault(kind, max(after - before for before, after in itertools.pairwise(times))))
+                found.events.append(Fault(kind, max(after - before for before, after in itertools.pairwise(times))))
         finally:
             history = await clients.stop()
         found.verdict = await judge(history, pair.urls)
@@ -118,51 +109,22 @@ async def play(name: str, url: str, faults: int, seed: int) -> Round:
     return found
 
 
-def summary(rounds: list[Round]) -> dict[str, Any]:
-    verdict = Verdict()
-    by_kind: dict[str, list[float]] = {}
-    for one in rounds:
-        verdict.add(one.verdict)
-        for fault in one.faults:
-            by_kind.setdefault(f"{one.database}/{fault.kind}", []).append(fault.silent_s)
-    return {
-        "faults": sum(len(one.faults) for one in rounds),
-        "verdict": verdict.summary(),
-        "examples": (verdict.lost + verdict.doubled + verdict.stale + verdict.odd)[:20],
-        "silent_s": {
-            kind: {"median": round(sorted(times)[len(times) // 2], 2), "worst": round(max(times), 2), "count": len(times)}
-            for kind, times in sorted(by_kind.items())
-        },
-    }
+def summary(rounds: Sequence[Round[Fault]]) -> dict[str, Any]:
+    times = [(f"{one.database}/{fault.kind}", fault.silent_s) for one in rounds for fault in one.events]
+    return {"faults": len(times), **judged(rounds), "silent_s": spread(times)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--faults", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--databases", default="sqlite,postgres")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    rounds: list[Round] = []
-    names = options.databases.split(",")
-    with database() if "postgres" in names else contextlib.nullcontext("") as url:
-        seed = options.seed
-        while (done := sum(len(one.faults) for one in rounds)) < options.faults:
-            name = names[seed % len(names)]
-            rounds.append(asyncio.run(play(name, url, min(PER_ROUND, options.faults - done), seed)))
-            told = ", ".join(f"{fault.kind} {fault.silent_s:.1f}" for fault in rounds[-1].faults)
-            print(f"round {seed} {name}: {rounds[-1].verdict.summary()}\n  {told}", flush=True)
-            seed += 1
-            if options.out is not None:
-                options.out.parent.mkdir(parents=True, exist_ok=True)
-                setup = {"cores": len(os.sched_getaffinity(0)), "load_average": os.getloadavg(), "seed": options.seed}
-                found = {"label": "measured", "setup": setup} | summary(rounds)
-                found["rounds"] = [
-                    {"database": one.database, "seed": one.seed, "faults": [asdict(fault) for fault in one.faults]}
-                    for one in rounds
-                ]
-                options.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(summary(rounds), indent=1))
+    options = options_for("faults").parse_args()
+    run_campaign(
+        options,
+        "faults",
+        PER_ROUND,
+        play,
+        counted=lambda one: len(one.events),
+        tell=lambda fault: f"{fault.kind} {fault.silent_s:.1f}",
+        summary=summary,
+    )
 
 
 if __name__ == "__main__":

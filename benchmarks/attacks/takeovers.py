@@ -8,22 +8,20 @@ lead goes back and forth, the longest time without any.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import itertools
-import json
-import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from benchmarks.attacks.histories import Clients, Verdict, ask, judge
-from benchmarks.attacks.pair import Pair, database, postgres_pair, sqlite_pair
+from benchmarks.attacks.campaign import Round, judged, options_for, run_campaign, spread
+from benchmarks.attacks.histories import Clients, ask, judge
+from benchmarks.attacks.pair import Pair, postgres_pair, sqlite_pair
 
 KINDS = {"sqlite": ("kill", "freeze", "stop", "bounce"), "postgres": ("kill", "freeze", "cut", "hang", "stop", "bounce")}
 PER_ROUND = 20
@@ -36,14 +34,6 @@ class Takeover:
     kind: str
     took_s: float  #: to the first answer to a write
     has_changed: bool  #: the other server leads
-
-
-@dataclass(slots=True)
-class Round:
-    database: str
-    seed: int
-    takeovers: list[Takeover] = field(default_factory=list)
-    verdict: Verdict = field(default_factory=Verdict)
 
 
 async def _inflict(pair: Pair, leader: int, kind: str) -> None:
@@ -110,10 +100,10 @@ async def opened(name: str, url: str) -> AsyncIterator[Pair]:
         yield pair
 
 
-async def play(name: str, url: str, takeovers: int, seed: int, kinds: tuple[str, ...] = ()) -> Round:
+async def play(name: str, url: str, takeovers: int, seed: int, kinds: tuple[str, ...] = ()) -> Round[Takeover]:
     """Some takeovers with one pair and one store, and the verdict about them."""
     random_ = random.Random(seed)
-    found = Round(name, seed)
+    found = Round[Takeover](name, seed)
     choice = [*(kinds or KINDS[name])]
     async with opened(name, url) as pair:
         clients = Clients(pair.urls)
@@ -122,7 +112,7 @@ async def play(name: str, url: str, takeovers: int, seed: int, kinds: tuple[str,
             for number in range(takeovers):
                 kind = choice[number % len(choice)] if number < len(choice) else random_.choice(choice)
                 await asyncio.sleep(random_.uniform(0.2, 0.8))
-                found.takeovers.append(await take_over(pair, clients, kind))
+                found.events.append(await take_over(pair, clients, kind))
             await pair.both_up()
         finally:
             history = await clients.stop()
@@ -133,60 +123,30 @@ async def play(name: str, url: str, takeovers: int, seed: int, kinds: tuple[str,
     return found
 
 
-def summary(rounds: list[Round]) -> dict[str, Any]:
-    verdict = Verdict()
-    for one in rounds:
-        verdict.add(one.verdict)
-    by_kind: dict[str, list[float]] = {}
-    for one in rounds:
-        for takeover in one.takeovers:
-            if takeover.has_changed:
-                by_kind.setdefault(f"{one.database}/{takeover.kind}", []).append(takeover.took_s)
+def summary(rounds: Sequence[Round[Takeover]]) -> dict[str, Any]:
+    times = [(f"{one.database}/{event.kind}", event.took_s) for one in rounds for event in one.events if event.has_changed]
     return {
-        "takeovers": sum(len(times) for times in by_kind.values()),
-        "faults": sum(len(one.takeovers) for one in rounds),
-        "verdict": verdict.summary(),
-        "examples": (verdict.lost + verdict.doubled + verdict.stale + verdict.odd)[:20],
-        "first_answer_s": {
-            kind: {"median": round(sorted(times)[len(times) // 2], 2), "worst": round(max(times), 2), "count": len(times)}
-            for kind, times in sorted(by_kind.items())
-        },
+        "takeovers": len(times),
+        "faults": sum(len(one.events) for one in rounds),
+        **judged(rounds),
+        "first_answer_s": spread(times),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--takeovers", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--databases", default="sqlite,postgres")
+    parser = options_for("takeovers")
     parser.add_argument("--kinds", default="")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    rounds: list[Round] = []
-    names = options.databases.split(",")
-    with database() if "postgres" in names else contextlib.nullcontext("") as url:
-        seed = options.seed
-        while (done := sum(t.has_changed for one in rounds for t in one.takeovers)) < options.takeovers:
-            name = names[seed % len(names)]
-            count = min(PER_ROUND, options.takeovers - done)
-            kinds = tuple(kind for kind in options.kinds.split(",") if kind)
-            rounds.append(asyncio.run(play(name, url, count, seed, kinds)))
-            told = [
-                f"{takeover.kind} {takeover.took_s:.1f}{'' if takeover.has_changed else ' (kept)'}"
-                for takeover in rounds[-1].takeovers
-            ]
-            print(f"round {seed} {name}: {rounds[-1].verdict.summary()}\n  {', '.join(told)}", flush=True)
-            seed += 1
-            if options.out is not None:
-                options.out.parent.mkdir(parents=True, exist_ok=True)
-                setup = {"cores": len(os.sched_getaffinity(0)), "load_average": os.getloadavg(), "seed": options.seed}
-                found = {"label": "measured", "setup": setup} | summary(rounds)
-                found["rounds"] = [
-                    {"database": one.database, "seed": one.seed, "takeovers": [asdict(t) for t in one.takeovers]}
-                    for one in rounds
-                ]
-                options.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(summary(rounds), indent=1))
+    kinds = tuple(kind for kind in options.kinds.split(",") if kind)
+    run_campaign(
+        options,
+        "takeovers",
+        PER_ROUND,
+        partial(play, kinds=kinds),
+        counted=lambda one: sum(event.has_changed for event in one.events),
+        tell=lambda event: f"{event.kind} {event.took_s:.1f}{'' if event.has_changed else ' (kept)'}",
+        summary=summary,
+    )
 
 
 if __name__ == "__main__":

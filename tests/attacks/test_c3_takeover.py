@@ -168,7 +168,7 @@ def test_c3_a_server_that_loses_the_lead_while_it_takes_over_does_not_serve(tmp_
 def test_c3_takeovers_of_a_pair_on_sqlite_lose_nothing_double_nothing_and_read_nothing_stale():
     found = asyncio.run(play("sqlite", "", 2, 1, ("kill", "freeze")))
     assert found.verdict.is_good, found.verdict
-    assert found.takeovers[0].has_changed and found.verdict.runs and found.verdict.reads
+    assert found.events[0].has_changed and found.verdict.runs and found.verdict.reads
 
 
 def test_c3_takeovers_of_a_pair_on_postgresql_lose_nothing_double_nothing_and_read_nothing_stale():
@@ -178,7 +178,7 @@ def test_c3_takeovers_of_a_pair_on_postgresql_lose_nothing_double_nothing_and_re
             pytest.skip("no PostgreSQL server is installed")
         found = asyncio.run(play("postgres", url, 2, 1, ("cut", "freeze")))
     assert found.verdict.is_good, found.verdict
-    assert found.takeovers[0].has_changed and found.verdict.runs and found.verdict.reads
+    assert found.events[0].has_changed and found.verdict.runs and found.verdict.reads
 
 
 # ---------------------------------------------------------------------------- the checker itself

@@ -17,17 +17,13 @@ from weakref import WeakSet
 
 from lamina.gpu.driver import CudaDriver
 from lamina.gpu.runtime import CaptureLock, PinnedBuffers, WarmupRun, Work
-from lamina.gpu.segments import group_pieces, piece_bounds
+from lamina.gpu.segments import group_pieces, is_long, piece_bounds
 from lamina.gpu.slicers.green import GreenSlice
 from lamina.gpu.weights import layerwise_wait
 
 READY_BUFFERS, READY_BYTES = (2, 16), 32 << 20
 """Pinned buffers of a batch size that are made with its first graph: two at least, for a batch that runs and one that is booked,
 and as many more as so many bytes hold. The rest is made when so many batches of that size are on their way."""
-
-
-MAX_NODES = 1_000_000
-"""More than a graph has."""
 
 
 class DeviceTensor:
@@ -271,7 +267,7 @@ class CudaRuntime:
         cut."""
         torch = self._torch
         assert plan.slice.owns(torch.cuda.current_stream().cuda_stream), "a graph would be captured outside its slice"
-        is_cut = self._driver is not None and len(piece_bounds(MAX_NODES, expected_us)) > 2
+        is_cut = self._driver is not None and is_long(expected_us)
         pool, users = self._pool(plan.slice.mask, is_cut)
         graph = torch.cuda.CUDAGraph(keep_graph=True) if is_cut else torch.cuda.CUDAGraph()
         with torch.inference_mode(), _no_collection(), layerwise_wait(plan.work, block, stream) as waiting:

@@ -28,11 +28,16 @@ PIECES_PER_SEGMENT = 3
 MAX_PIECES = 2_000
 
 
+def is_long(expected_us: int, segment_us: int = SEGMENT_US) -> bool:
+    """Whether a graph that is expected to take so long is worth cutting."""
+    return 0 < LEAST_SEGMENTS * segment_us <= expected_us
+
+
 def piece_bounds(nodes: int, expected_us: int, segment_us: int = SEGMENT_US) -> list[int]:
     """Where to cut a graph of so many nodes, which is expected to take so long: borders of the pieces, from 0 to `nodes`.
 
     One piece if it is too short to be worth it."""
-    if expected_us < LEAST_SEGMENTS * segment_us or segment_us <= 0:
+    if not is_long(expected_us, segment_us):
         return [0, nodes]
     pieces = max(1, min(nodes, MAX_PIECES, PIECES_PER_SEGMENT * expected_us // segment_us))
     return [place * nodes // pieces for place in range(pieces + 1)]

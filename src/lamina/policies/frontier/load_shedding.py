@@ -64,9 +64,7 @@ class LoadShedder:
     _devices: dict[str, _Device] = field(default_factory=dict)
     _calls: dict[Stream, int] = field(default_factory=dict)  #: since the last update
     _rates: dict[Stream, float] = field(default_factory=dict)  #: calls per microsecond
-    _interval_us: dict[Stream, float] = field(
-        default_factory=dict
-    )  #: between two calls at its share, of streams that are held back
+    _interval_us: dict[Stream, float] = field(default_factory=dict)  #: between calls at its share, of streams held back
     _clock_us: dict[Stream, float] = field(default_factory=dict)  #: when what was admitted will be done at that rate
     _updated_us: int = 0
 
