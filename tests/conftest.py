@@ -25,6 +25,12 @@ def pytest_unconfigure() -> None:
     faulthandler.dump_traceback_later(LEAVE_S, exit=True)
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """The name of a case made of bytes: packed data carries the time it was packed at, and the processes that share the tests
+    must agree on their names."""
+    return argname if isinstance(val, bytes) and (len(val) > 24 or not val.isascii()) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of published systems and of the lab, and of examples with their models, are marked by where they are, so that a quick
     run can leave them out."""
