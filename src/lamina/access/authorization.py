@@ -143,6 +143,8 @@ _MANAGEMENT: dict[str, tuple[Scope | None, Reach]] = {
     "PUT /v1/apps/{app}": ("deploy", "change"),
     "GET /v1/apps/{app}/history": ("read", "visible"),
     "POST /v1/apps/{app}/rollback": ("deploy", "change"),
+    "GET /v1/apps/{app}/traffic": ("read", "visible"),
+    "PUT /v1/apps/{app}/traffic": ("deploy", "change"),
     "POST /v1/functions/{function}/terms": ("deploy", "change"),
     "GET /v1/logs": ("read", "own"),
     "POST /v1/admin/token/create": ("admin", "own"),

@@ -9,27 +9,37 @@ import click
 import msgspec
 
 from lamina.cli._admin_client import ask, json_option, until_served, url_option
+from lamina.cli._shared import FiniteFloat
 
 
 @click.command()
 @click.argument("path", metavar="FILE|FOLDER", type=click.Path(readable=False, path_type=Path))
 @click.option("--app", help="Name of the app; default: the name in the file.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until the new version is served.")
+@click.option(
+    "--traffic",
+    type=FiniteFloat(0, 99.99),
+    metavar="PERCENT",
+    help="Serve it beside the present version, for so much of the calls.",
+)
 @url_option
 @json_option
-def command(path: Path, app: str | None, no_wait: bool, admin_url: str, as_json: bool) -> int:
+def command(path: Path, app: str | None, no_wait: bool, traffic: float | None, admin_url: str, as_json: bool) -> int:
     """Deploy an app: a file, or a folder with an app.py. A known app gets a new version, without losing a call.
 
     \b
     Examples:
       lamina deploy app.py
       lamina deploy my_app/ --no-wait
+      lamina deploy app.py --traffic 10
     """
     from lamina.gateway.deploy import app_package
 
     body, entry = app_package.pack(path)
     name = app or _name_of(path if path.is_file() else path / entry)
     headers = {"lamina-sha256": app_package.sha256_hex(body), "lamina-entry": entry, "content-type": "application/zip"}
+    if traffic is not None:
+        headers["lamina-traffic"] = f"{traffic:g}"
     about = ask("PUT", f"/v1/apps/{quote(name, safe='')}", admin_url, body, headers)
     if not no_wait:
         about = until_served(about, admin_url)
@@ -38,6 +48,8 @@ def command(path: Path, app: str | None, no_wait: bool, admin_url: str, as_json:
         return 0
     names = ", ".join([one["name"] for one in about["functions"]] + about["workflows"])
     click.echo(f"{name} version {about['version']} {about['state']}: {names}")
+    if traffic is not None:
+        click.echo(f"the new version gets {traffic:g}% of the calls: lamina traffic {name}")
     return 0
 
 

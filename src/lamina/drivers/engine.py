@@ -95,6 +95,7 @@ class TargetSource(Struct, frozen=True):
     tenant: str = ""  #: "": the operator of the server
     path: str = ""  #: "": the engine's own app
     user: int = 0  #: its processes run as; 0: the server's
+    name: str = ""  #: in its app, where that is another one than here: of a version served beside the stable one
 
 
 class EngineShared:

@@ -154,7 +154,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         self._instances[action.instance] = worker
         setup = WorkerSetup(
             app=source.path or self._app,
-            function=action.function,
+            function=source.name or action.function,
             device=action.device,
             mask=self._cores_of(action.function, action.mask),
             folder=folder,

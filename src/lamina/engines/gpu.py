@@ -197,16 +197,16 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
             self._send_load(instance)
 
     def _send_load(self, instance: GpuInstance) -> None:
-        load = instance.load
+        load, source = instance.load, self.shared.source(instance.load.function)
         instance.requested_mask = load.mask
         self._send(
             LoadFunction(
                 load.instance,
-                load.function,
+                source.name or load.function,
                 load.mask,
                 clock_us(),
                 probe=load.function in self._unprofiled,
-                app=self.shared.source(load.function).path,
+                app=source.path,
                 is_reload=self.restarts > 0,
             )
         )
@@ -221,8 +221,9 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
         """Tell the standby what is loaded: it has the same ready."""
         assert self._supervisor is not None
         models = [instance.load for instance in self._instances.values() if instance.is_model]
-        source = self.shared.source
-        self._supervisor.prepare_standby([(load.function, load.mask, source(load.function).path) for load in models])
+        sources = [self.shared.source(load.function) for load in models]
+        named = zip(models, sources, strict=True)
+        self._supervisor.prepare_standby([(source.name or load.function, load.mask, source.path) for load, source in named])
 
     def _resize(self, instance: GpuInstance, mask: int) -> None:
         """Move an instance's standing slice. Every batch brings its slice; graphs for the new one are made before it is used."""

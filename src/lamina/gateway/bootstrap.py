@@ -113,7 +113,6 @@ class Gateway:
             total_bytes // 2 if listen.ingress else total_bytes,  # the other half is for the processes that read requests
             {"values": lambda: loop.data.held_bytes, "shared": lambda: refs.pool.file_bytes if refs is not None else 0},
         )
-        self.targets = TargetRegistry(call_targets(app))
         self.billing = Billing(store, time.time)
         statistics = ModelStatistics()
         self.metrics = Metrics(
@@ -122,6 +121,7 @@ class Gateway:
             call_listeners=(*observers.on_call_ended, self.billing.on_call_ended),
             batch_listeners=(self.billing.on_batch_finished, statistics.on_batch_finished),
         )
+        self.targets = TargetRegistry(call_targets(app), self.metrics.outcomes)
         for observe in (self.metrics.on_event, tracer.on_event if tracer is not None else None, observers.on_event):
             if observe is not None:
                 loop.add_observer(observe)

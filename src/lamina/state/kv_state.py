@@ -171,7 +171,8 @@ class StateTable:
             return owned_scope(source.tenant, "app", source.app or self.app), key
         call = self._call_of(call_id)
         target = call.target if call is not None else ""
-        return owned_scope(self.source_of(target).tenant, "workflow", target), key
+        source = self.source_of(target)
+        return owned_scope(source.tenant, "workflow", source.name or target), key
 
     def read(self, place: StateKey) -> StateCell:
         return self.cells.get(place, StateCell()) if self.down is None else UNKNOWN

@@ -70,6 +70,15 @@ class RunValues:
         self.held_bytes += held
         self._runs[call_id] = HeldValues(stored, {ROOT: ValueScope(flow, analysis)}, errors, asl_run, slots, began_us > 0, held)
 
+    def copied(self, inputs: dict[str, Any]) -> dict[str, bytes]:
+        """Inputs as bytes of this process, for more than one run."""
+        found = {}
+        for name, stored in inputs.items():
+            found[name] = stored if isinstance(stored, bytes) else bytes(self._storage.read(stored))
+            if isinstance(stored, ShmRef):
+                self._storage.free(stored)
+        return found
+
     def result(self, call_id: str) -> encoding.Blob:
         """The encoded answer of a run that has ended well."""
         return self._storage.read(self.stored_result(call_id))

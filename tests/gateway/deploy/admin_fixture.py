@@ -45,6 +45,11 @@ class Managed:
             "PUT", f"/v1/apps/{app}", body, token, lamina_sha256=app_package.sha256_hex(body), lamina_entry="app.py"
         )
 
+    async def deploy_beside(self, app: str, source: str, percent: float) -> Answer:
+        body = zipped({"app.py": source.encode()})
+        headers = {"lamina_sha256": app_package.sha256_hex(body), "lamina_entry": "app.py", "lamina_traffic": f"{percent:g}"}
+        return await self.ask("PUT", f"/v1/apps/{app}", body, **headers)
+
     async def token(self, *scopes: str, tenant: str = "", **limits: Any) -> str:
         desk = AdminService(self.admin.access)
         if tenant and tenant not in self.admin.access.tenants:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -18,7 +20,7 @@ from lamina.gateway.deploy import app_versions
 from lamina.gateway.deploy.app_versions import AppVersion
 from lamina.gateway.deploy.overrides import FunctionOverrides
 from lamina.gateway.deploy.rollout import Rollout
-from lamina.gateway.routes.targets import TargetRegistry
+from lamina.gateway.routes.targets import CallTarget, TargetRegistry, TrafficSplit
 from lamina.planner.capacity_check import check_capacity
 from lamina.state.triggers import Triggers
 from lamina.types import DeviceSpec, FunctionSpec, Tenant
@@ -43,7 +45,10 @@ class ActiveApps:
         self.overrides: dict[str, FunctionOverrides] = {}
         self.failures: dict[str, RolloutFailure] = {}  #: by app: why the last version was taken back
         self.rollouts: dict[str, Rollout] = {}  #: by app: of a version that is not known to stand yet
+        self.beside: dict[str, dict[int, AppVersion]] = {}  #: by app and number: versions served beside the active one
+        self._splits: dict[str, Callable[[CallTarget], CallTarget]] = {}  #: by app: how its calls are divided
         targets.add_optional(lambda: {name for rollout in self.rollouts.values() for name in rollout.scaled_up})
+        targets.add_optional(lambda: {name for more in self.beside.values() for one in more.values() for name in one.names})
 
     # ------------------------------------------------------------------ permissions
 
@@ -82,29 +87,79 @@ class ActiveApps:
     def check(self, served: AppVersion, tenant: Tenant | None) -> None:
         """Would it all fit, beside the other apps, and within the tenant's quota?"""
         specs = served.function_specs(self.overrides)
-        others = [spec for one in self.apps.values() if one.app != served.app for spec in one.function_specs(self.overrides)]
+        others = [spec for one in self._loaded_beside(served) for spec in one.function_specs(self.overrides)]
         check_capacity(self.devices, others, specs)
         mine = [one for one in self.apps.values() if one.tenant == served.tenant and one.app != served.app]
         app_versions.check_quota(tenant, specs + [spec for one in mine for spec in one.function_specs(self.overrides)])
+
+    def _loaded_beside(self, served: AppVersion) -> list[AppVersion]:
+        """What else is loaded: other apps, versions that get calls beside them, and for one of those its own app."""
+        apps = [one for one in self.apps.values() if one.app != served.app or served.own_names]
+        return apps + [one for more in self.beside.values() for one in more.values() if one.names != served.names]
 
     def activate(self, served: AppVersion) -> None:
         """Serve this version. The controller rejects it before it changes anything, and then nothing changes here either."""
         before = self.apps.get(served.app)
         specs = served.function_specs(self.overrides)
-        gone = _retired_specs(before, specs, self._loop.controller.state.functions) if before is not None else []
-        shared = self._loop.engine.shared
-        sources_before = shared.sources
-        source = TargetSource(served.app, served.tenant, served.path, served.user)
-        shared.set_sources({**sources_before, **dict.fromkeys(served.names, source)})
-        try:
-            self._loop.post(Deployed((*specs, *gone), served.manifest.flows))
-        except BaseException:
-            shared.set_sources(sources_before)
-            raise
+        self._deploy(served, specs, _retired_specs(before, specs, self._functions_known) if before is not None else [])
         self._set_triggers(served)
         self.apps[served.app] = served
         self.failures.pop(served.app, None)
-        self._targets.replace([target for one in self.apps.values() for target in one.call_targets()])
+        self._publish()
+
+    def start_beside(self, version: AppVersion) -> Rollout:
+        """Load a version beside the active one; it gets calls when a split says so."""
+        rollout = Rollout(self._loop, [spec.name for spec in version.manifest.functions])
+        self._deploy(version, version.function_specs(self.overrides), [])
+        self.beside.setdefault(version.app, {})[version.number] = version
+        return rollout
+
+    def retire_beside(self, version: AppVersion) -> None:
+        """Let a version go: calls in flight may still need it, but no instance is required."""
+        self.beside.get(version.app, {}).pop(version.number, None)
+        retired = tuple(_retired_specs(version, [], self._functions_known))
+        if retired:
+            self._loop.post(Deployed(retired))
+
+    def divide(self, app: str, split: Callable[[CallTarget], CallTarget] | None) -> None:
+        """Divide the calls of an app: `split` makes of each target of the active version the one that is published."""
+        if split is None:
+            self._splits.pop(app, None)
+        else:
+            self._splits[app] = split
+        self._publish()
+
+    def _deploy(self, served: AppVersion, specs: list[FunctionSpec], retired: list[FunctionSpec]) -> None:
+        shared = self._loop.engine.shared
+        sources_before = shared.sources
+        source = TargetSource(served.app, served.tenant, served.path, served.user)
+        sources = {name: msgspec.structs.replace(source, name=served.own_names.get(name, "")) for name in served.names}
+        shared.set_sources({**sources_before, **sources})
+        try:
+            self._loop.post(Deployed((*specs, *retired), served.manifest.flows))
+        except BaseException:
+            shared.set_sources(sources_before)
+            raise
+
+    def _publish(self) -> None:
+        """Tell routes what can be called. A target that only a version beside the active one has is that version's alone."""
+        found: list[CallTarget] = []
+        for served in self.apps.values():
+            split = self._splits.get(served.app, _undivided)
+            targets = served.call_targets()
+            known = {target.name for target in targets}
+            for version in self.beside.get(served.app, {}).values() if served.app in self._splits else ():
+                for target in version.call_targets():
+                    own = version.own_names[target.name]
+                    if own not in known:
+                        known.add(own)
+                        targets.append(replace(target, name=own, split=TrafficSplit(target, [(target, 1)])))
+            found += [target if target.split is not None else split(target) for target in targets]
+        self._targets.replace(found)
+
+    @property
+    def _functions_known(self) -> dict[str, FunctionState]:
+        return self._loop.controller.state.functions
 
     def start_rollout(self, served: AppVersion) -> Rollout:
         """Serve this version, and watch whether it can be loaded."""
@@ -171,6 +226,10 @@ class ActiveApps:
     def _functions(self, served: AppVersion) -> list[FunctionState]:
         functions = self._loop.controller.state.functions
         return [functions[spec.name] for spec in served.manifest.functions]
+
+
+def _undivided(target: CallTarget) -> CallTarget:
+    return target
 
 
 def _retired_specs(before: AppVersion, specs: list[FunctionSpec], known: dict[str, FunctionState]) -> list[FunctionSpec]:

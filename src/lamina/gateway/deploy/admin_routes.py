@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -63,6 +64,8 @@ class AdminRoutes:
             "PUT /v1/apps/{app}": self._deploy,
             "GET /v1/apps/{app}/history": lambda request, exchange, grant, app: deployments.history(grant, app),
             "POST /v1/apps/{app}/rollback": self._rollback,
+            "GET /v1/apps/{app}/traffic": lambda request, exchange, grant, app: _now(deployments.show_traffic(grant, app)),
+            "PUT /v1/apps/{app}/traffic": self._set_traffic,
             "POST /v1/functions/{function}/terms": self._override,
             "GET /v1/logs": self._serve_logs,
         }
@@ -102,7 +105,11 @@ class AdminRoutes:
 
     def _deploy(self, request: HttpRequest, exchange: Exchange, grant: Grant, app: str) -> Work:
         sha256, entry = request.header(b"lamina-sha256"), request.header(b"lamina-entry")
-        return self._deployments.deploy(grant, app, request.body, sha256.decode("latin-1"), entry.decode("latin-1"))
+        percent = _percent(request.header(b"lamina-traffic"))
+        return self._deployments.deploy(grant, app, request.body, sha256.decode("latin-1"), entry.decode("latin-1"), percent)
+
+    def _set_traffic(self, request: HttpRequest, exchange: Exchange, grant: Grant, app: str) -> Work:
+        return self._deployments.set_traffic(grant, app, _body(request))
 
     def _rollback(self, request: HttpRequest, exchange: Exchange, grant: Grant, app: str) -> Work:
         version = _body(request).get("version")
@@ -175,6 +182,19 @@ def _body(request: HttpRequest) -> Given:
             f"body: {type(given).__name__} given where an object is needed", hint="docs/how-to/authentication.md lists the fields"
         )
     return given
+
+
+def _percent(text: bytes) -> float | None:
+    """Share of the traffic that an upload is to get; None: all of it."""
+    if not text:
+        return None
+    try:
+        percent = float(text)
+    except ValueError:
+        percent = math.nan
+    if not 0 <= percent < 100:
+        raise BadValue(f"lamina-traffic: {text[:40].decode('latin-1')!r} is no percentage", hint="from 0 to below 100")
+    return percent
 
 
 def _text(given: Given, field: str) -> str:

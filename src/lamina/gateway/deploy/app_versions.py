@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
+from lamina.core.workflow.flow import Each, Flow, Node, Parallel, Task
 from lamina.errors import BadValue, NoCapacity
 from lamina.gateway.deploy.overrides import FunctionOverrides
 from lamina.gateway.routes.targets import CallTarget
@@ -39,6 +40,7 @@ class AppVersion(Struct, kw_only=True):
     path: str
     manifest: AppManifest
     user: int = 0  #: its functions run as; 0: the server's
+    own_names: dict[str, str] = {}  #: of a version beside the stable one: what its targets are called in the app
 
     @property
     def is_empty(self) -> bool:
@@ -53,7 +55,8 @@ class AppVersion(Struct, kw_only=True):
     def function_specs(self, terms: dict[str, FunctionOverrides]) -> list[FunctionSpec]:
         tag = str(self.number) if self.number else ""
         specs = [msgspec.structs.replace(spec, version=tag) for spec in self.manifest.functions]
-        return [terms[spec.name].applied_to(spec) if spec.name in terms else spec for spec in specs]
+        names = [self.own_names.get(spec.name, spec.name) for spec in specs]
+        return [terms[name].applied_to(spec) if name in terms else spec for name, spec in zip(names, specs, strict=True)]
 
     def call_targets(self) -> list[CallTarget]:
         about = {one.name: one for one in self.manifest.about}
@@ -63,6 +66,34 @@ class AppVersion(Struct, kw_only=True):
             CallTarget(name, kind, about[name].params, slo, about[name].doc, self.tenant, about[name].signature)
             for kind, name, slo in parts
         ]
+
+    def beside(self) -> AppVersion:
+        """This version as it is served beside the stable one: `price` of version 4 is `price@4`, which no app can call itself."""
+        renamed = {name: f"{name}@{self.number}" for name in self.names}
+        manifest = msgspec.structs.replace(
+            self.manifest,
+            functions=tuple(msgspec.structs.replace(spec, name=renamed[spec.name]) for spec in self.manifest.functions),
+            flows=tuple(_renamed(flow, renamed, renamed[flow.name]) for flow in self.manifest.flows),
+            about=tuple(msgspec.structs.replace(one, name=renamed.get(one.name, one.name)) for one in self.manifest.about),
+            triggers=(),
+        )
+        return msgspec.structs.replace(self, manifest=manifest, own_names={after: name for name, after in renamed.items()})
+
+
+def _renamed(flow: Flow, names: dict[str, str], name: str) -> Flow:
+    """A flow that calls functions by their other names, inner flows included."""
+
+    def node_with(node: Node) -> Node:
+        match node:
+            case Task():
+                return msgspec.structs.replace(node, function=names.get(node.function, node.function))
+            case Each():
+                return msgspec.structs.replace(node, body=_renamed(node.body, names, node.body.name))
+            case Parallel():
+                return msgspec.structs.replace(node, branches=tuple(_renamed(one, names, one.name) for one in node.branches))
+        return node
+
+    return msgspec.structs.replace(flow, name=name, nodes={key: node_with(node) for key, node in flow.nodes.items()})
 
 
 def empty_version(app: str, tenant: str) -> AppVersion:

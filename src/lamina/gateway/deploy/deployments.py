@@ -22,12 +22,13 @@ from lamina.access.authorization import Grant
 from lamina.access.records import Identity
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.errors import BadValue, Conflict, Forbidden, LaminaError, LoadFailed, NotFound
-from lamina.gateway.deploy import app_package, app_versions, overrides
+from lamina.gateway.deploy import app_package, app_versions, overrides, traffic
 from lamina.gateway.deploy.active_apps import ActiveApps, RolloutFailure
 from lamina.gateway.deploy.app_versions import AppVersion, VersionRecord
 from lamina.gateway.deploy.overrides import FunctionOverrides
 from lamina.gateway.deploy.rollout import Rollout
 from lamina.gateway.deploy.tenant_isolation import TenantIsolation, give_folder
+from lamina.gateway.deploy.traffic import TrafficControl, TrafficRules, parse_rules
 from lamina.gateway.routes.targets import TargetRegistry
 from lamina.sdk.app import NAME_PATTERN, App
 from lamina.state.kv_state import adopt_scopes, owned_scope
@@ -61,6 +62,7 @@ class Deployments:
         first = AppManifest(app.name, deployed.functions, deployed.flows, tuple(about), triggers=tuple(app.triggers))
         self.active = ActiveApps(loop, targets, AppVersion(app=app.name, number=0, tenant="", path=file, manifest=first))
         self._load_errors = loop.engine.load_errors
+        self.traffic = TrafficControl(self.active, targets, self._load_error_of)
         self._access = access
         self._folder = folder
         self._isolation = isolation or TenantIsolation(access, None, trusts_deployers=True)
@@ -81,6 +83,12 @@ class Deployments:
         await self._adopt_state()
         if stage.overrides:
             stage.activate(stage.apps[stage.initial.app])
+        for app, rules in (await self._access.read(traffic.load_all)).items():
+            try:
+                if app in stage.apps:
+                    await self._divide(stage.apps[app], rules)
+            except LaminaError as error:
+                log.warning("the traffic of app %s is not divided: %s", app, error)
         for _ in range(int(RESTORE_S / POLL_S)):  # the app of the file has begun to load; it is not what is wanted
             if not any(stage.has_outdated_instances(served) for served in stage.apps.values()):
                 break
@@ -103,7 +111,10 @@ class Deployments:
 
     # ------------------------------------------------------------------- commands
 
-    async def deploy(self, grant: Grant, app: str, body: bytes, sha256: str, entry: str) -> dict[str, Any]:
+    async def deploy(
+        self, grant: Grant, app: str, body: bytes, sha256: str, entry: str, percent: float | None = None
+    ) -> dict[str, Any]:
+        """Record a new version and serve it: with `percent` for so much of the traffic, beside the version served now."""
         await _check_upload(app, body, sha256, entry)
         async with self._lock:
             before = self.active.apps.get(app)
@@ -124,6 +135,11 @@ class Deployments:
                 at_us=self._access.now_us(),
             )
             await self._access.write(partial(_save_version, version=version))
+            if percent is not None and before is not None and not before.is_empty:
+                rules = TrafficRules(weights={before.number: 100 - percent, number: percent})
+                await self._set_traffic(grant.caller, before, rules)
+                return self.active.summary(before)
+            await self._end_traffic(app)
             before = before or app_versions.empty_version(app, tenant)
             await self._activate(grant.caller, served, before, "deploy", f"version {number}, sha256 {version.sha256}")
             await asyncio.to_thread(self._delete_old, app, number)
@@ -138,8 +154,9 @@ class Deployments:
                 number = max((one.number for one in past if one.number < served.number), default=0)
             if number == served.number:
                 raise Conflict(f"version {number} of {app!r} is what is served")
-            to = self.active.initial if number == 0 and app == self.active.initial.app else await self._load_stored(app, number)
+            to = await self._find_version(app, number)
             self._check(to)
+            await self._end_traffic(app)
             await self._activate(grant.caller, to, None, "rollback", f"version {to.number}")
             return self.active.summary(to)
 
@@ -168,6 +185,78 @@ class Deployments:
                 **msgspec.to_builtins(after.applied_to(spec).scale),
                 "share": after.applied_to(spec).share,
             }
+
+    # ------------------------------------------------------------------- traffic
+
+    async def set_traffic(self, grant: Grant, app: str, given: dict[str, Any]) -> dict[str, Any]:
+        """Divide the calls of an app between its versions, or give all of them to one."""
+        async with self._lock:
+            served = self.active.find_app(grant, app)
+            past = await self._access.read(lambda db: app_versions.history(db, app))
+            known = [one.number for one in past]
+            rules = parse_rules(given, [*known, 0] if app == self.active.initial.app else known)
+            await self._set_traffic(grant.caller, served, rules)
+            return self.traffic.summary(app)
+
+    def show_traffic(self, grant: Grant, app: str) -> dict[str, Any]:
+        return self.traffic.summary(self.active.find_app(grant, app).app)
+
+    async def _set_traffic(self, caller: Identity, served: AppVersion, rules: TrafficRules) -> None:
+        app, stable = served.app, rules.stable(served.number)
+        if stable != served.number:
+            to = await self._find_version(app, stable)
+            self._check(to)
+            await self._end_traffic(app)
+            await self._activate(caller, to, None, "traffic", f"version {stable}")
+            served = to
+        if rules.versions == [stable]:
+            await self._end_traffic(app)
+        else:
+            await self._divide(served, rules)
+        kept = rules if rules.versions != [stable] else None
+        now_us, note = self._access.now_us(), msgspec.json.encode(rules).decode()
+        await self._access.write_audited(caller, "traffic", app, lambda db: traffic.save(db, app, kept, now_us), note)
+
+    async def _divide(self, served: AppVersion, rules: TrafficRules) -> None:
+        """Load the versions that are to get calls, and look after them."""
+        app, stable = served.app, rules.stable(served.number)
+        others = [(await self._find_version(app, number)).beside() for number in rules.versions if number != stable]
+        for version in others:
+            self._check(version)
+        self.traffic.begin(app, rules, stable, others)
+        task = asyncio.create_task(self._watch_traffic(app, rules))
+        self._watchers.add(task)
+        task.add_done_callback(self._watchers.discard)
+
+    async def _watch_traffic(self, app: str, rules: TrafficRules) -> None:
+        """Take the traffic of a version away that cannot be loaded, or breaks the rule for it."""
+        while (divided := self.traffic.divided(app)) is not None and divided.rules == rules:
+            found = self.traffic.poll(app)
+            if found is not None:
+                number, why = found
+                async with self._lock:
+                    if self.traffic.divided(app) is not divided:
+                        return
+                    rules = self.traffic.undo(app, number, why)
+                    log.warning("app %s: version %d has lost its traffic: %s", app, number, why)
+                    with contextlib.suppress(LaminaError):
+                        work = partial(traffic.save, app=app, rules=rules, now_us=self._access.now_us())
+                        await self._access.write_audited(Identity(), "traffic-rolled-back", app, work, why)
+            await asyncio.sleep(POLL_S)
+
+    async def _end_traffic(self, app: str) -> None:
+        if self.traffic.divided(app) is not None:
+            self.traffic.end(app)
+            await self._access.write(lambda db: traffic.save(db, app, None, 0))
+
+    async def _find_version(self, app: str, number: int) -> AppVersion:
+        if app == self.active.initial.app and number == 0:
+            return self.active.initial
+        return await self._load_stored(app, number)
+
+    def _load_error_of(self, function: str) -> str:
+        error = self._load_errors.get(function)
+        return f"{function}: {error.type}: {error.message}"[:500] if error is not None else ""
 
     # --------------------------------------------------------------------- reads
 
@@ -226,6 +315,7 @@ class Deployments:
     async def _activate(self, caller: Identity, served: AppVersion, before: AppVersion | None, deed: str, note: str) -> None:
         """Serve this version from now on, and after a restart. `before` is the version to roll back to if it cannot be loaded."""
         rollout = self.active.start_rollout(served)
+        self.traffic.on_activated(served.app)
         await self._record_current(caller, deed, served, note)
         task = asyncio.create_task(self._watch_rollout(caller, served, before, rollout))
         self._watchers.add(task)
@@ -268,7 +358,7 @@ class Deployments:
 
     def _delete_old(self, app: str, number: int) -> None:
         for old in range(max(1, number - 2 * KEPT_VERSIONS), number - KEPT_VERSIONS):
-            if old != self.active.apps[app].number:
+            if old != self.active.apps[app].number and old not in self.active.beside.get(app, ()):
                 shutil.rmtree(self._folder / app / str(old), ignore_errors=True)
 
     async def stop(self) -> None:

@@ -125,7 +125,11 @@ class IngressSupervisor:
                 self._loop.call_later(MAX_RESPAWN_S, self._respawn)
 
     def route_table(self) -> RouteTable:
-        params = {path: list(target.params) for path, target in self._router.targets.by_path.items()}
+        params = {
+            path: list(target.params)
+            for path, target in self._router.targets.by_path.items()
+            if target.split is None or target.split.is_by_weight_alone  # else the version decides how a body is read
+        }
         models = [
             ModelInfo(model.name, model.version, model.target_name, model.is_batched, model.signature)
             for versions in self._inference.catalogue.models.values()

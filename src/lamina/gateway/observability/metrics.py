@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -74,6 +75,25 @@ class _StateGauges(Collector):
 
 BAD_VALUE = "bad-value"
 """A step could not use what the client gave it (422): refused, and no failure of the service."""
+
+
+class CallOutcomes(NamedTuple):
+    """Calls by how they ended. Those with invalid inputs (422) are in none: a client's mistake says nothing of a version."""
+
+    in_time: int = 0
+    late: int = 0
+    refused: int = 0
+    failed: int = 0
+
+    @property
+    def offered(self) -> int:
+        return sum(self)
+
+    def plus(self, other: CallOutcomes) -> CallOutcomes:
+        return CallOutcomes(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def since(self, before: CallOutcomes) -> CallOutcomes:
+        return CallOutcomes(*(a - b for a, b in zip(self, before, strict=True)))
 
 
 class RunGauges(Collector):
@@ -292,6 +312,14 @@ class Metrics:
         per.cost.value += cost
         for notify in self._batch_listeners:
             notify(usage, cost)
+
+    def outcomes(self, target: str) -> CallOutcomes:
+        """Calls of one target that have ended, by outcome."""
+        per = self._targets.get(target)
+        if per is None:
+            return CallOutcomes()
+        invalid = int(per.reasons[BAD_VALUE].value) if BAD_VALUE in per.reasons else 0
+        return CallOutcomes(int(per.met.value), int(per.late.value), int(per.refused.value) - invalid, int(per.failed.value))
 
     def totals(self) -> dict[str, float]:
         """Counts over all targets, for the status line."""

@@ -23,7 +23,7 @@ from lamina.gateway.oip.model_catalog import ModelCatalog, ServedModel
 from lamina.gateway.oip.row_conversion import InvalidOutput, join_rows, split_rows
 from lamina.gateway.oip.statistics import ModelStatistics
 from lamina.gateway.oip.validation import validate_request
-from lamina.gateway.routes.calls import Explain
+from lamina.gateway.routes.calls import Explain, submit_shadow
 from lamina.gateway.routes.cold_start_grace import ColdStartGrace
 from lamina.gateway.routes.problems import HttpProblem
 from lamina.server.process_status import ProcessStatus
@@ -102,14 +102,14 @@ class InferenceService:
     ) -> None:
         """Submit a call for each row; stops at the first that is rejected at once."""
         request, driver = pending.request, self.driver
-        model, target = request.model, request.model.call_target
+        target = pending.target
         timeout_us = request.timeout_us
         slo = target.slo if timeout_us else self._cold_start_grace.effective_slo(target.name, target.slo)
         for row, inputs in enumerate(calls):
             self._count += 1
             call = call_for(
                 f"{self._prefix}v{self._count:x}",
-                model.target_name,
+                target.name,
                 arrived_us,
                 slo,
                 deadline_us=arrived_us + timeout_us if timeout_us else 0,
@@ -119,10 +119,14 @@ class InferenceService:
             )
             pending.call_ids.append(call.id)
             if self._tracer is not None:
-                self._tracer.start(call.id, model.target_name, arrived_us, request.traceparent)
+                self._tracer.start(call.id, target.name, arrived_us, request.traceparent)
             if pending.is_streamed:
                 driver.data.pieces[call.id] = partial(pending.on_chunk, sink)
+            if target.shadow is not None:
+                inputs = driver.data.copied(inputs)
             driver.submit(call, inputs, partial(pending.on_row_ended, sink, row))
+            if target.shadow is not None:
+                submit_shadow(driver, self.metrics, target.shadow, f"{call.id}s", inputs, call.size_bytes)
             if pending.is_finished:  # rejected at once: so would the others be
                 break
 
@@ -130,12 +134,14 @@ class InferenceService:
 class PendingInference:
     """A request in flight: its calls, and how many of them have not ended."""
 
-    __slots__ = ("_rows_left", "_service", "call_ids", "is_finished", "is_streamed", "request")
+    __slots__ = ("_rows_left", "_service", "call_ids", "is_finished", "is_streamed", "request", "target")
 
     def __init__(self, service: InferenceService, request: InferenceRequest, rows: int, *, is_streamed: bool) -> None:
         self._service = service
         self._rows_left = rows
         self.request = request
+        served = request.model.call_target
+        self.target = served if served.split is None else served.split.choose({})  #: the version that all its rows are for
         self.is_streamed = is_streamed  #: results go out as the function yields them
         self.call_ids: list[str] = []  #: as they are made
         self.is_finished = False
@@ -150,12 +156,12 @@ class PendingInference:
 
     def on_row_ended(self, sink: RowSink, row: int, ending: Ending) -> None:
         service, request = self._service, self.request
-        service.metrics.on_call_ended(request.model.target_name, ending, request.caller.tenant)
+        service.metrics.on_call_ended(self.target.name, ending, request.caller.tenant)
         if self.is_finished:
             return
         if not isinstance(ending, Reply):
             service.statistics.on_failure(request.model)
-            self.fail(sink, service.explain(ending, request.model.target_name, request.caller))
+            self.fail(sink, service.explain(ending, self.target.name, request.caller))
             return
         self._rows_left -= 1
         if not self._rows_left:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from lamina.gateway.routes.explain import SampledRefusals
 from lamina.gateway.routes.http_codec import DecodedBody, decode_inputs, encode_result, reply_headers
 from lamina.gateway.routes.problems import HttpProblem, answered, error_problem, respond_problem
 from lamina.gateway.routes.rejection_cache import RejectionCache
-from lamina.gateway.routes.request_options import NO_OPTIONS, OPTION_HEADERS, request_options
+from lamina.gateway.routes.request_options import MIN_PRIORITY, NO_OPTIONS, OPTION_HEADERS, request_options
 from lamina.gateway.routes.runs import RunRoutes, prefers_async
 from lamina.gateway.routes.streaming import stream_type
 from lamina.gateway.routes.targets import CallTarget
@@ -124,7 +125,11 @@ class CallHandler:
             size_bytes=len(request.body) if decoded is None else decoded.size,
         )
         pending = PendingCall(self, call_id, target.name, exchange, caller, arrived_us, accept, has_options)
+        if target.shadow is not None:
+            inputs = driver.data.copied(inputs)  # a slot of another process belongs to one call
         driver.submit(call, inputs, pending.on_ended)
+        if target.shadow is not None:
+            submit_shadow(driver, self.metrics, target.shadow, f"{call_id}s", inputs, call.size_bytes)
 
     def _decode_apart(
         self, codecs: CodecPool | None, target: CallTarget, request: HttpRequest, exchange: Exchange, caller: Identity
@@ -172,6 +177,21 @@ class CallHandler:
             raise StoreDown("this server keeps no runs", hint="start it with --store, or call without Prefer: respond-async")
         wall_us = time.time_ns() // 1000
         self._runs.accept(target, request, exchange, caller, request_options(request, wall_us), decoded)
+
+
+def submit_shadow(
+    driver: RealtimeDriver, metrics: Metrics, target: CallTarget, call_id: str, inputs: dict[str, bytes], size_bytes: int
+) -> None:
+    """Shadow traffic: a copy of a call for a version under test. It is counted and billed to the owner of the app, has the
+    lowest priority, and no client sees what becomes of it."""
+    call = call_for(
+        *(call_id, target.name, driver.now_us(), target.slo),
+        tenant=target.tenant,
+        priority=MIN_PRIORITY,
+        size_bytes=size_bytes,
+    )
+    with contextlib.suppress(LaminaError):
+        driver.submit(call, inputs, lambda ending: metrics.on_call_ended(target.name, ending, target.tenant))
 
 
 @dataclass(slots=True)

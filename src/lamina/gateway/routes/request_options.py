@@ -10,13 +10,14 @@ from lamina.types import Objective
 
 OWN_PREFIX = b"lamina-"
 OPTION_NAMES = ("lamina-deadline-ms", "lamina-priority", "lamina-cost-limit", "lamina-objective")
-PACKAGE_NAMES = ("lamina-sha256", "lamina-entry")  #: of an upload
+PACKAGE_NAMES = ("lamina-sha256", "lamina-entry", "lamina-traffic")  #: of an upload
 _RESPONSE_NAMES = frozenset(
     f"lamina-{what}"
     for what in ("call-id", "run-id", "latency-ms", "queue-ms", "batch", "slice", "cost", "cold-start-ms", "retries")
 )
 
 MAX_DEADLINE_MS = 86_400_000.0
+MIN_PRIORITY, MAX_PRIORITY = -10, 10
 OPTION_HEADERS = frozenset((*(name.encode() for name in OPTION_NAMES), b"prefer"))
 """Headers that make a call different from others of its target."""
 
@@ -38,7 +39,7 @@ def request_options(request: HttpRequest, now_us: int) -> RequestOptions:
         ms = _number(headers[b"lamina-deadline-ms"], "lamina-deadline-ms", 0.001, MAX_DEADLINE_MS)
         deadline_us = now_us + max(1, int(ms * 1000))
     if b"lamina-priority" in headers:
-        priority = int(_number(headers[b"lamina-priority"], "lamina-priority", -10, 10))
+        priority = int(_number(headers[b"lamina-priority"], "lamina-priority", MIN_PRIORITY, MAX_PRIORITY))
     if b"lamina-cost-limit" in headers:
         cost_limit = _number(headers[b"lamina-cost-limit"], "lamina-cost-limit", 0.0, 1e12)
     if b"lamina-objective" in headers:

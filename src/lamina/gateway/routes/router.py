@@ -122,6 +122,8 @@ class Router:
                 caller = self.authorize(request, rule)
                 if target.tenant and not rule.sees(caller, target.tenant):
                     raise self._not_found(request, Grant(caller, rule))
+                if target.split is not None:
+                    target = target.split.choose(request.headers)
                 self.call_handler.handle(target, request, exchange, caller, decoded)
         except LaminaError as error:
             problem = error_problem(error)

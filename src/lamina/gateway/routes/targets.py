@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from lamina.gateway.observability.metrics import CallOutcomes
 from lamina.sdk.app import App
 from lamina.sdk.binding import Param
 from lamina.sdk.tensors import Signature
@@ -22,12 +23,56 @@ class CallTarget:
     doc: str = ""
     tenant: str = ""  #: its owner; "": all tenants may call it
     signature: Signature | None = None  #: what it takes and gives as tensors, where that is known
+    split: TrafficSplit | None = field(default=None, compare=False)  #: versions that share its calls
+    shadow: CallTarget | None = field(default=None, compare=False)  #: version that gets a copy of every call
+
+
+class TrafficSplit:
+    """Traffic split of a target: the version named by a header, else versions in proportion to their weights.
+
+    Proportions are exact and without dice (smooth weighted round robin): of any hundred calls in a row, a version with weight 10
+    gets ten. Asynchronous runs stay with `stable`: a repeated request with the same idempotency key must find its run.
+    """
+
+    def __init__(
+        self,
+        stable: CallTarget,
+        weights: Sequence[tuple[CallTarget, float]],
+        by_header: Sequence[tuple[bytes, bytes, CallTarget]] = (),
+    ) -> None:
+        self.stable = stable
+        self._arms = [(target, weight) for target, weight in weights if weight > 0]
+        self._credit = [0.0] * len(self._arms)
+        self._total = sum(weight for _, weight in self._arms)
+        self._by_header = by_header
+
+    @property
+    def is_by_weight_alone(self) -> bool:
+        """Whether neither headers nor parameters matter: then a body can be read before a version is chosen."""
+        return not self._by_header and all(target.params == self.stable.params for target, _ in self._arms)
+
+    def choose(self, headers: Mapping[bytes, bytes]) -> CallTarget:
+        if b"prefer" in headers:
+            return self.stable
+        for name, value, target in self._by_header:
+            if headers.get(name) == value:
+                return target
+        best, credit = 0, self._credit
+        for index, (_, weight) in enumerate(self._arms):
+            credit[index] += weight
+            if credit[index] > credit[best]:
+                best = index
+        credit[best] -= self._total
+        return self._arms[best][0]
 
 
 class TargetRegistry:
     """What can be called, as of the last deployment. Subscribers are told of every change."""
 
-    def __init__(self, targets: Iterable[CallTarget]) -> None:
+    def __init__(
+        self, targets: Iterable[CallTarget], outcomes: Callable[[str], CallOutcomes] = lambda target: CallOutcomes()
+    ) -> None:
+        self.outcomes = outcomes  #: of the calls of a target so far
         self._subscribers: list[Callable[[], None]] = []
         self._optional: list[Callable[[], set[str]]] = []
         self.replace(targets)
