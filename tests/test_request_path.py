@@ -70,7 +70,7 @@ async def call(connection: HttpConnection, transport: Transport) -> bytes:
 
 
 async def traced(policy: str, enough: int = 10**6) -> Calls:
-    """The shortest of forty calls; on a busy machine timers fall into most of them, so it goes on until one has `enough` or less."""
+    """The shortest of forty calls; on a busy machine timers fall into most, so it goes on until one has `enough` or less."""
     app = lamina.App("traced")
 
     @app.function(scale=lamina.Scale(min=1, max=1), batch=8, slo=lamina.SLO("200ms"), gpu=lamina.GPU(0.25))
