@@ -17,6 +17,7 @@ LAYERS = (
     ("gateway", "testing", "load"),
     ("bootstrap", "asl_local_run"),
     ("profiler",),
+    ("cluster",),
     ("engines",),
     ("state",),
     ("sim", "durable", "gpu", "published"),

@@ -235,3 +235,25 @@ def test_a_name_is_given_once_and_a_removed_tenant_takes_its_tokens_along(place:
             assert not access.people
 
     asyncio.run(work())
+
+
+def test_the_operators_token_is_good_without_a_store_entry_and_cannot_be_revoked_there(tmp_path: Path) -> None:
+    async def work() -> None:
+        store = open_store(str(tmp_path / "store.db"))
+        access = AccessControl(store, Clock(), operator_token="0123456789abcdefghij")
+        assert access.usable_tokens() == 1  # before the store has been read
+        await access.load()
+        assert access.authenticate("0123456789abcdefghij").scopes == {"invoke", "read", "deploy", "admin"}
+        with pytest.raises(BadValue, match="not in the store"):
+            await AdminService(access).perform(ROOT, "token/revoke", {"id": "operator"})
+        await store.close()
+        with pytest.raises(Unauthorized):
+            access.authenticate("0123456789abcdefghi")
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("text", ["short", "with a space in between", "umläut" * 5])
+def test_an_operators_token_that_is_short_or_no_header_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(BadValue, match="operator's token"):
+        AccessControl(open_store(str(tmp_path / "store.db")), operator_token=text)

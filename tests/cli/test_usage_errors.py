@@ -245,3 +245,21 @@ def test_help_tells_in_full_what_each_command_does(group: str, capsys):
     with pytest.raises(SystemExit):
         main([group, "--help"])
     assert "..." not in capsys.readouterr().out.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--operator-token-file", "absent"), "error: --operator-token-file: [Errno 2]"),
+        (("--operator-token-file", "empty"), "error: --operator-token-file: empty is empty"),
+        (("--operator-token-file", "short"), "error: the operator's token has 5 characters"),
+        (("--role-label-pods", "a-0,a-1"), "error: this process has no Kubernetes service account"),
+    ],
+)
+def test_what_a_container_lacks_is_told(capsys, monkeypatch: pytest.MonkeyPatch, words: tuple[str, str], told: str):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    Path("mine.py").write_text(APP)
+    Path("empty").write_text("\n")
+    Path("short").write_text("abcde\n")
+    code, said = typed(capsys, "serve", "mine.py", "--port", "0", *words)
+    assert code == 2 and said.startswith(told)

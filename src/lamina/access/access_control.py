@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from lamina.access import access_store, passwords
-from lamina.access.records import AuditEntry, Identity, Person, Secret, Token
+from lamina.access.records import SCOPES, AuditEntry, Identity, Person, Secret, Token
 from lamina.access.vault import Vault
-from lamina.errors import LaminaError, Refused, Unauthorized
+from lamina.errors import BadValue, LaminaError, Refused, Unauthorized
 from lamina.store.base import Session, Store, Work
 from lamina.types import Tenant
 
@@ -41,6 +41,13 @@ FREE_TRIES = 5
 MAX_WAIT_S = 300
 MAX_NAMES = 10_000
 """Wrong passwords without a wait, the longest wait after more of them, and the names that are remembered."""
+
+
+OPERATOR = "operator"
+"""Id and name of the token that is kept outside the store."""
+
+MIN_OPERATOR_CHARS = 20
+OPERATOR_LIFE_US = 3_650 * DAY_US
 
 
 class LoginSession(Struct, frozen=True):
@@ -80,12 +87,15 @@ class LoginThrottle:
 class AccessControl:
     """Users, tokens, tenants and secrets of a server, in memory and in its store."""
 
-    def __init__(self, store: Store, now_us: Callable[[], int] = wall_us) -> None:
+    def __init__(self, store: Store, now_us: Callable[[], int] = wall_us, *, operator_token: str = "") -> None:
+        """`operator_token`: a token with all scopes that is kept outside the store: the first one of a server in a container, and
+        one that is known while the store is away."""
         self._store = store
         self.vault = Vault(store.folder)
         self.now_us = now_us
         self.people: dict[str, Person] = {}
-        self.tokens: dict[str, Token] = {}  #: by digest
+        self._operator = [_operator_record(operator_token, now_us())] if operator_token else []
+        self.tokens: dict[str, Token] = {token.digest: token for token in self._operator}  #: by digest
         self.tenants: dict[str, Tenant] = {}
         self.secrets: dict[str, Secret] = {}
         self._sessions: dict[str, LoginSession] = {}
@@ -107,7 +117,7 @@ class AccessControl:
             )
 
         self.people, tokens, self.tenants, self.secrets = await self.read(work)
-        self.tokens = {token.digest: token for token in tokens.values()}
+        self.tokens = {token.digest: token for token in (*tokens.values(), *self._operator)}
         if afresh or not self._loaded:
             self._loaded = True
             self.daily_usage = await self.read(lambda db: access_store.read_usage(db, self.now_us() - DAY_US))
@@ -231,6 +241,24 @@ class AccessControl:
 
     def read(self, work: Work[T]) -> Awaitable[T]:
         return _future(lambda done: self._store.read(work, done))
+
+
+def _operator_record(text: str, now_us: int) -> Token:
+    if not MIN_OPERATOR_CHARS <= len(text) <= 512 or not text.isascii() or not text.isprintable() or " " in text:
+        raise BadValue(
+            f"the operator's token has {len(text)} characters, or some that cannot be in a header",
+            hint=f"at least {MIN_OPERATOR_CHARS} letters and digits: openssl rand -hex 32",
+        )
+    return Token(
+        id=OPERATOR,
+        digest=passwords.digest(text),
+        name=OPERATOR,
+        tenant="",
+        scopes=SCOPES,
+        created_us=now_us,
+        created_by="its file",
+        expires_us=now_us + OPERATOR_LIFE_US,
+    )
 
 
 def _future(ask: Callable[[Callable[[T | LaminaError], None]], None]) -> Awaitable[T]:

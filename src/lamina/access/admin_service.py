@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from lamina.access import access_store, passwords
-from lamina.access.access_control import AccessControl
+from lamina.access.access_control import OPERATOR, AccessControl
 from lamina.access.authorization import Grant, rule_of
 from lamina.access.records import (
     MAX_SECRET_CHARS,
@@ -98,6 +98,10 @@ class AdminService:
         found = [token for token in self._access.tokens.values() if token.id == token_id and grant.sees(token.tenant)]
         if not found:
             raise NotFound(f"no token {token_id[:40]!r}", hint="lamina token list")
+        if token_id == OPERATOR:
+            raise BadValue(
+                "the operator's token is not in the store", hint="change --operator-token-file, and start the server again"
+            )
         await self._access.write_audited(
             grant.caller, "token/revoke", token_id, lambda db: access_store.remove(db, Token, token_id)
         )

@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +28,7 @@ from lamina.units import parse_bytes, show_bytes, show_us
 if TYPE_CHECKING:
     from lamina.access.access_control import AccessControl
     from lamina.bootstrap import ServingRuntime
+    from lamina.cluster.kubernetes_api import RoleLabels
     from lamina.core.eventlog import EventLogWriter
     from lamina.gateway.bootstrap import Gateway
     from lamina.gateway.deploy.admin_server import AdminServer
@@ -162,6 +164,7 @@ class _Server:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        labels = _role_labels(config.listen)
         with contextlib.closing(EventLogWriter(log_file)) if log_file else contextlib.nullcontext() as writer:
             try:
                 gateway, admin = await self._open(writer.write if writer is not None else None)
@@ -183,10 +186,12 @@ class _Server:
                     gateway.durable.start()  # an explicit --store: if it cannot be used, that is an error now
                 await gateway.durable.store.opened()
             self._announce(gateway, _admin_url(admin, config.listen))
-            flushing = asyncio.create_task(_flush(writer)) if writer is not None else None
+            beside = [asyncio.create_task(_flush(writer))] if writer is not None else []
+            if labels is not None:
+                beside.append(asyncio.create_task(labels.follow(lambda: gateway.role)))
             await self._until(stop, gateway)
-            if flushing is not None:
-                flushing.cancel()
+            for task in beside:
+                task.cancel()
             is_deposed = gateway.deposed.is_set() and not stop.is_set()
             grace_s = min(config.grace_s, STEP_DOWN_S) if is_deposed else config.grace_s
             self._note("another server leads: starting again, as its standby" if is_deposed else _STOPPING)
@@ -211,7 +216,7 @@ class _Server:
         await self._check_ports()
         if management.admin_port is not None and self._store is None:
             raise BadValue("--admin-port: management needs a store", hint="give a --store")
-        access = await open_access(self._store) if self._store is not None else None
+        access = await open_access(self._store, management.operator_token) if self._store is not None else None
         check_host(listen.host, access)
         check_host(management.admin_host, access)
         if listen.tls is not None:
@@ -327,6 +332,16 @@ class _Server:
         if not engine.cpu.isolation.walls.hold:
             trusts = self._config.access.trust_deployers
             click.echo(f"  tenants   {'may deploy, and are trusted' if trusts else 'cannot deploy: see --trust-deployers'}")
+
+
+def _role_labels(listen: ListenOptions) -> RoleLabels | None:
+    """Labels of the pods of Kubernetes that say which one leads, if they are asked for."""
+    if not listen.role_label_pods:
+        return None
+    from lamina.cluster.kubernetes_api import KubernetesApi, RoleLabels
+
+    pods = tuple(name.strip() for name in listen.role_label_pods.split(","))
+    return RoleLabels(KubernetesApi.of_this_pod(), socket.gethostname(), pods)
 
 
 async def _flush(writer: EventLogWriter) -> None:

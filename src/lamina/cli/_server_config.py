@@ -76,6 +76,7 @@ class ListenOptions:
     allow_hosts: tuple[str, ...]  #: names besides the address itself
     cors_origins: tuple[str, ...]  #: of web pages that may call
     advertise: str | None
+    role_label_pods: str | None  #: of Kubernetes, with commas
 
     @property
     def advertised(self) -> str:
@@ -141,6 +142,20 @@ class AccessOptions:
     apps: Path | None
     trust_deployers: bool
     tenant_users: str
+    operator_token_file: Path | None
+
+    @property
+    def operator_token(self) -> str:
+        """Token that is kept outside the store; "": none."""
+        if self.operator_token_file is None:
+            return ""
+        try:
+            found = self.operator_token_file.read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadValue(f"--operator-token-file: {error}", hint="a file with one token in it") from None
+        if not found:
+            raise BadValue(f"--operator-token-file: {self.operator_token_file} is empty", hint="a file with one token in it")
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

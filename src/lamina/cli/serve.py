@@ -52,6 +52,9 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
 @click.option(
     "--advertise", metavar="URL", help="Where clients reach this server, told by its standby; default: where it listens."
 )
+@click.option(
+    "--role-label-pods", metavar="POD,POD", help="In Kubernetes: label the leader's pod among these, this one included."
+)
 @click.option("--port", type=PORT, default=8700, show_default=True, help="Port to listen on; 0 lets the system choose.")
 @click.option("--grpc-port", type=PORT, help="Serve the Open Inference Protocol over gRPC on this port as well.")
 @click.option(
@@ -91,6 +94,7 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line when ready, and no status line.")
 @click.option("--admin-port", type=PORT, help="Management on this port (tokens, deploy, logs); default: none.")
 @click.option("--admin-host", default="127.0.0.1", show_default=True, help="Address of management.")
+@click.option("--operator-token-file", type=_PEM, help="Token with all scopes that is kept outside the store.")
 @click.option("--trust-deployers", is_flag=True, help="Take code of tenants also where nothing keeps it apart from others.")
 @click.option("--tenant-users", default="200000-265535", show_default=True, help="Users that functions of tenants run as.")
 @click.option(

@@ -32,9 +32,9 @@ from lamina.store.base import Store
 LIMITS = HttpLimits(body_bytes=64 * 2**20, connections=100)
 
 
-async def open_access(store: Store) -> AccessControl:
+async def open_access(store: Store, operator_token: str = "") -> AccessControl:
     """Load users and tokens from the store. A store that does not exist yet is not created for a read."""
-    access = AccessControl(store)
+    access = AccessControl(store, operator_token=operator_token)
     if store.exists:
         await access.load()
     return access
