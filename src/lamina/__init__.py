@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lamina import errors as errors
+    from lamina.encoding import Response as Response
     from lamina.sdk.app import App as App
     from lamina.sdk.async_client import AsyncClient as AsyncClient
     from lamina.sdk.client import Client as Client
@@ -35,6 +36,7 @@ _HOMES = {
     "Client": "sdk.client",
     "GPU": "sdk.resources",
     "Quota": "sdk.resources",
+    "Response": "encoding",
     "SLO": "sdk.resources",
     "Scale": "sdk.resources",
     "Tensor": "sdk.tensors",

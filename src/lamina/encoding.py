@@ -1,15 +1,16 @@
-"""Encoding of values between clients, workflow steps and workers: JSON types, bytes, and tensors.
+"""Encoding of values between clients, workflow steps and workers: JSON types, bytes, tensors, and HTTP responses.
 
 Nothing else, and no pickle anywhere: a value is msgpack, a tensor in it is dtype, shape and bytes. numpy is imported
-only when a tensor is met.
+only when a tensor is met. Responses are made by functions, never by clients: what comes from outside has none.
 """
 
 from __future__ import annotations
 
 import base64
 import math
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ Blob = bytes | memoryview
 """An encoded value."""
 
 TENSOR = 1
+RESPONSE = 2
 DTYPES = frozenset(
     f"{kind}{bits}"
     for kind, widths in {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64), "complex": (64, 128)}.items()
@@ -37,6 +39,110 @@ _UNFIT = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionE
 _USE = "use JSON types, bytes, numpy arrays, or lists and dicts of them"
 
 
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]{0,4096}")
+_SERVER_HEADERS = frozenset(
+    ("connection", "content-length", "content-type", "date", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade")
+)
+"""Headers of how a response is sent, which the server alone decides; the content type has a place of its own."""
+
+MAX_HEADERS = 32
+
+
+class Response(BaseException):
+    """An HTTP response of a function's own: return it, or raise it to end the call with it.
+
+    `body` is bytes or text as they are, or any other value as JSON. A raised one is a failure like another: nothing that the call
+    changed is kept, a workflow may catch it by its name, and below 500 it counts as the client's mistake. It is no `Exception`:
+    `except Exception` around it is not meant for it.
+    """
+
+    def __init__(
+        self, body: Any = b"", *, status: int = 200, headers: Mapping[str, str] | None = None, content_type: str = ""
+    ) -> None:
+        if isinstance(status, bool) or not isinstance(status, int) or not 200 <= status <= 599:
+            raise ValueError(f"status: {status!r} is no status of a response; write a whole number from 200 to 599")
+        if not _HEADER_VALUE.fullmatch(content_type):
+            raise ValueError(f"content_type: {content_type[:80]!r} cannot be sent; write one such as 'image/png'")
+        self.headers = {str(name).lower(): str(value) for name, value in (headers or {}).items()}
+        for name, value in self.headers.items():
+            if name in _SERVER_HEADERS or not _TOKEN.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+                raise ValueError(
+                    f"headers: {name[:80]!r}: {value[:80]!r} cannot be sent; write one line of printable characters, leave "
+                    "framing to the server, and give the type with content_type="
+                )
+        if len(self.headers) > MAX_HEADERS:
+            raise ValueError(f"headers: {len(self.headers)} of them; at most {MAX_HEADERS} can be sent")
+        super().__init__(f"{status}")
+        self.body = body
+        self.status = status
+        self.content_type = content_type
+
+    def __str__(self) -> str:
+        return f"{self.status}: {self.body[:200]}" if isinstance(self.body, str) and self.body else f"{self.status}"
+
+    def __repr__(self) -> str:
+        return f"<response {self.status} {self.content_type}>".replace(" >", ">")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Response) and self._parts() == other._parts()
+
+    __hash__ = BaseException.__hash__
+
+    def _parts(self) -> tuple[Any, ...]:
+        return self.status, self.content_type, self.headers, self.body
+
+    @classmethod
+    def file(cls, path: str | os.PathLike[str], *, content_type: str = "", download: bool = False) -> Response:
+        """The content of a file, with the content type of its name. With `download`, a browser saves it under that name."""
+        import mimetypes
+
+        name = os.path.basename(os.fspath(path))
+        with open(path, "rb") as file:
+            body = file.read()
+        kind = content_type or mimetypes.guess_type(name)[0] or ""
+        shown = re.sub(r"[^A-Za-z0-9._ -]", "_", name)
+        return cls(
+            body, content_type=kind, headers={"content-disposition": f'attachment; filename="{shown}"'} if download else {}
+        )
+
+    def content(self) -> tuple[bytes, str]:
+        """Body and content type as they are sent."""
+        if isinstance(self.body, bytes):
+            return self.body, self.content_type or sniff_type(self.body)
+        if isinstance(self.body, str):
+            return self.body.encode(errors="replace"), self.content_type or "text/plain; charset=utf-8"
+        return to_json(self.body), self.content_type or "application/json"
+
+
+class RaisedResponse(Exception):
+    """A response that was raised, as the outcome of a call."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__(str(response))
+        self.response = response
+
+
+_MAGIC = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+    (b"%PDF-", "application/pdf"),
+    (b"OggS", "audio/ogg"),
+    (b"fLaC", "audio/flac"),
+)
+_RIFF = {b"WEBP": "image/webp", b"WAVE": "audio/wav"}
+
+
+def sniff_type(body: bytes) -> str:
+    """Content type of bytes: of pictures, sounds and PDF by how they begin. Nothing that a browser would run is among them."""
+    head = body[:12]
+    if head[:4] == b"RIFF":
+        return _RIFF.get(head[8:12], "application/octet-stream")
+    return next((kind for magic, kind in _MAGIC if head.startswith(magic)), "application/octet-stream")
+
+
 def encode(value: Any) -> bytes:
     """Encode a value; an object of another type is refused by name."""
     try:
@@ -48,6 +154,14 @@ def encode(value: Any) -> bytes:
 def decode(blob: Blob) -> Any:
     try:
         return _decoder.decode(blob)
+    except _UNFIT as error:
+        raise BadValue(f"not a value: {error}") from None
+
+
+def decode_input(blob: Blob) -> Any:
+    """Decode a value of a client: it makes no responses."""
+    try:
+        return _input_decoder.decode(blob)
     except _UNFIT as error:
         raise BadValue(f"not a value: {error}") from None
 
@@ -90,7 +204,12 @@ def _enc_hook(value: Any) -> Any:
             data = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
             return msgspec.msgpack.Ext(TENSOR, len(head).to_bytes(2, "little") + head + data)
         return _python_scalar(value)
-    return _in_plain_types(value)
+    return _response_ext(value) if isinstance(value, Response) else _in_plain_types(value)
+
+
+def _response_ext(response: Response) -> msgspec.msgpack.Ext:
+    parts = [response.status, response.content_type, response.headers, msgspec.Raw(encode(response.body))]
+    return msgspec.msgpack.Ext(RESPONSE, _encoder.encode(parts))
 
 
 def _in_plain_types(value: Any) -> Any:
@@ -110,6 +229,13 @@ def _python_scalar(scalar: Any) -> Any:
 
 
 def _ext_hook(code: int, data: memoryview) -> Any:
+    if code == RESPONSE:
+        status, kind, headers, body = _response_decoder.decode(data)
+        return Response(decode(memoryview(body)), status=status, headers=headers, content_type=kind)
+    return _tensor_hook(code, data)
+
+
+def _tensor_hook(code: int, data: memoryview) -> Any:
     if code != TENSOR:
         raise ValueError(f"unknown extension {code}")
     import numpy
@@ -133,22 +259,37 @@ def encode_tensor(dtype: str, shape: Sequence[int], data: Blob) -> bytes:
     return _encoder.encode(msgspec.msgpack.Ext(TENSOR, b"".join((len(head).to_bytes(2, "little"), head, data))))
 
 
+def is_flat_response(blob: Blob) -> bool:
+    """Whether an encoded value is a response whose body is bytes or text: to send it takes no work."""
+    if not len(blob) or blob[0] not in _EXTENSIONS:
+        return False
+    found = _ext_decoder.decode(blob)
+    if found.code != RESPONSE:
+        return False
+    first = memoryview(_response_decoder.decode(found.data)[3])[0]
+    return first in (0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB) or 0xA0 <= first < 0xC0
+
+
 def tensor_parts(blob: Blob) -> tuple[str, list[int], memoryview] | None:
     """Dtype, shape and bytes of an encoded tensor; None if it is another value."""
     if not len(blob) or blob[0] not in _EXTENSIONS:
         return None
     found = _ext_decoder.decode(blob)
+    if found.code != TENSOR:
+        return None
     data = memoryview(found.data)
     size = int.from_bytes(data[:2], "little")
     dtype, shape = _head_decoder.decode(data[2 : 2 + size])
     return dtype, shape, data[2 + size :]
 
 
-_EXTENSIONS = frozenset((0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8))  #: how they begin; we have one kind
+_EXTENSIONS = frozenset((0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8))  #: how they begin
 _head_decoder = msgspec.msgpack.Decoder(tuple[str, list[int]])
 _ext_decoder = msgspec.msgpack.Decoder(msgspec.msgpack.Ext)
 _encoder = msgspec.msgpack.Encoder(enc_hook=_enc_hook)
 _decoder = msgspec.msgpack.Decoder(ext_hook=_ext_hook)
+_input_decoder = msgspec.msgpack.Decoder(ext_hook=_tensor_hook)
+_response_decoder = msgspec.msgpack.Decoder(tuple[int, str, dict[str, str], msgspec.Raw])
 _list_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 

@@ -89,7 +89,8 @@ def test_an_error_from_there_is_the_error_it_would_be_here() -> None:
 def test_a_result_encoded_apart_is_as_if_encoded_here() -> None:
     blob = encoding.encode([1.5] * 50_000)
     found = outcome(lambda pool, then: pool.encode_result(blob, b"", then))
-    assert (found["body"], found["kind"]) == http_codec.encode_result(blob, b"")
+    made = (int(found["status"]), found["body"], found["kind"], found["extra"])
+    assert made == http_codec.encode_result(blob, b"")
 
 
 def test_json_tensors_made_binary_mean_the_same() -> None:

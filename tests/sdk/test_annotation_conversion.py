@@ -141,11 +141,6 @@ def test_text_where_a_list_is_needed_is_the_callers_mistake():
         over_the_wire(loose, x=1, many="abc")
 
 
-def test_a_wrapped_only_parameter_is_told_to_be_unwrapped():
-    with pytest.raises(BadValue, match="send only what is under 'x'"):
-        over_the_wire(doubled, x={"x": 3})
-
-
 def test_nothing_is_a_mistake_unless_the_annotation_or_the_default_says_otherwise():
     with pytest.raises(BadValue, match="x: None is nothing where a number is needed"):
         over_the_wire(doubled, x=None)

@@ -12,9 +12,44 @@ ONE_OPTIONAL = (Param("x", required=False),)
 TWO = (Param("image"), Param("scale", required=False))
 
 
-@pytest.mark.parametrize("body", [3, None, {"x": 1}, [1, 2], "text"])
+TYPED = (Param("text", schema={"type": "string"}), Param("lang", required=False, schema={"type": "string"}))
+OBJECT = (Param("options", schema={"type": "object"}), Param("lang", required=False))
+
+
+@pytest.mark.parametrize("body", [3, None, {"y": 1}, {}, [1, 2], "text"])
 def test_one_parameter_takes_the_whole_body(body: Any):
     assert bind(ONE, body) == {"x": body}
+
+
+@pytest.mark.parametrize("params", [ONE, (*ONE, Param("lang", required=False))])
+@pytest.mark.parametrize("value", [3, None, [1, 2], "text"])
+def test_an_object_with_the_names_and_a_bare_value_mean_the_same_whatever_optional_parameter_is_added(params: Any, value: Any):
+    assert bind(params, {"x": value}) == bind(params, value) == {"x": value}
+
+
+def test_a_bare_value_is_for_the_first_parameter_where_none_is_required():
+    assert bind((Param("x", required=False), Param("y", required=False)), 3) == {"x": 3}
+
+
+def test_a_bare_object_is_the_value_of_a_parameter_that_takes_objects():
+    assert bind(OBJECT, {"a": 1}) == {"options": {"a": 1}}
+    assert bind(OBJECT, {"options": {"a": 1}, "lang": "en"}) == {"options": {"a": 1}, "lang": "en"}
+
+
+def test_an_object_with_more_than_the_name_of_the_only_parameter_is_its_value():
+    assert bind(ONE, {"x": 1, "y": 2}) == {"x": {"x": 1, "y": 2}}
+
+
+@pytest.mark.parametrize("body", [{"input": 1}, {}, {"a": 1}, 3])
+def test_the_input_of_a_state_machine_is_the_whole_body(body: Any):
+    assert bind((Param("input", required=False, is_whole=True),), body) == {"input": body}
+
+
+def test_an_object_is_not_taken_for_a_text():
+    with pytest.raises(BadValue, match="unknown parameter 'what'"):
+        bind(TYPED, {"what": "hi"})
+    with pytest.raises(BadValue, match="unknown parameter 'what'"):
+        bind(TYPED[:1], {"what": "hi"})
 
 
 def test_one_optional_parameter_may_have_no_body():
@@ -45,9 +80,9 @@ def test_an_unknown_parameter_is_named_and_the_close_one_suggested():
     assert caught.value.hint == "did you mean 'image'?"
 
 
-def test_several_parameters_refuse_anything_but_an_object():
+def test_several_required_parameters_refuse_anything_but_an_object():
     with pytest.raises(BadValue, match="list given where an object is needed"):
-        bind(TWO, [1, 2])
+        bind((Param("x"), Param("y")), [1, 2])
 
 
 @pytest.mark.parametrize("body", [NOTHING, None, {}])

@@ -98,6 +98,13 @@ def encode_jobs(
     return frames, reads
 
 
+def _failed_outcome(error: ErrorInfo) -> JobOutcome:
+    """What the controller is told of an error: a mistake of the client's, or the function's failure."""
+    if error.type == BadValue.__name__:
+        return _BAD_INPUT
+    return JobOutcome(False, "bad-value" if 0 < error.status < 500 else "function-failed", error.type)
+
+
 def deliver_results(
     values: JobValues,
     jobs: Sequence[JobRef],
@@ -109,7 +116,7 @@ def deliver_results(
     outcomes = []
     for job, is_wanted, result in zip(jobs, wanted, results, strict=True):
         if isinstance(result, ErrorInfo):
-            outcomes.append(_BAD_INPUT if result.type == BadValue.__name__ else JobOutcome(False, "function-failed", result.type))
+            outcomes.append(_failed_outcome(result))
             if is_wanted:
                 values.put_error(job, result)
             continue

@@ -8,6 +8,7 @@ no word for (arrays, bytes) is let through: there an annotation is a note to the
 
 from __future__ import annotations
 
+import base64
 import collections.abc
 import contextlib
 import dataclasses
@@ -25,6 +26,7 @@ import msgspec
 
 from lamina.errors import BadValue
 from lamina.sdk.binding import Param, defaults_of
+from lamina.sdk.json_schema import schema_of
 from lamina.sdk.tensors import Tensor
 
 _NUMBER = (bool, int, float)
@@ -64,8 +66,11 @@ def json_type_check(name: str, hint: Any, default: Any) -> Callable[[Any], Any] 
         return None
     wrong = _JSON.difference(*(_KINDS[kind] for kind in kinds), [type(None)] if _may_be_none(hint, default) else [])
     needed = " or ".join(dict.fromkeys(_WORDS[kind] for kind in kinds))
+    takes_base64 = kinds == (bytes,)
 
     def check(value: Any) -> Any:
+        if takes_base64 and type(value) is str:  # all that JSON has for bytes
+            return _from_base64(name, value)
         if type(value) in wrong:
             raise _wrong_type(name, value, needed)
         return value
@@ -73,11 +78,17 @@ def json_type_check(name: str, hint: Any, default: Any) -> Callable[[Any], Any] 
     return check
 
 
+def _from_base64(name: str, text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        hint = "send base64 in JSON, the bytes themselves as the body, or a file in a form"
+        raise BadValue(f"{name}: {reprlib.repr(text)} is text where bytes are needed, and not base64", hint=hint) from None
+
+
 def _wrong_type(name: str, value: Any, needed: str) -> BadValue:
-    if type(value) is dict and value.keys() == {name}:
-        hint = f"a target with one parameter takes the body as its value: send only what is under {name!r}"
-    elif needed == "bytes":
-        hint = "send them as the body, with a content type such as image/png, or as a file of a form"
+    if needed == "bytes":
+        hint = "send base64 in JSON, the bytes themselves as the body, or a file in a form"
     else:
         hint = f"send {needed}"
     verb = "are" if needed == "bytes" else "is"
@@ -185,10 +196,11 @@ def typed_params(params: tuple[Param, ...], target: Callable[..., Any], *, batch
     """The parameters with their JSON Schema types."""
     hints, defaults = hints_of(target), defaults_of(target)
 
-    def kind(name: str) -> str:
-        return schema_type(request_hint(hints.get(name), batched=batched), defaults[name])
+    def typed(param: Param) -> Param:
+        hint = request_hint(hints.get(param.name), batched=batched)
+        return Param(param.name, param.required, schema_type(hint, defaults[param.name]), schema_of(hint))
 
-    return tuple(Param(param.name, param.required, kind(param.name)) for param in params)
+    return tuple(typed(param) for param in params)
 
 
 def request_hint(hint: Any, *, batched: bool) -> Any:

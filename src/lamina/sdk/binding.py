@@ -13,6 +13,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from lamina.errors import BadValue, did_you_mean
+from lamina.sdk.json_schema import json_types
 
 
 class _Nothing:
@@ -28,6 +29,8 @@ class Param(Struct, frozen=True):
     name: str
     required: bool = True
     type: str = ""  #: as JSON Schema names it, where an annotation says
+    schema: dict[str, Any] = {}  #: JSON Schema of a value, with its own `$defs`; {}: any
+    is_whole: bool = False  #: the body of a call is its value, also an object that has its name
 
 
 Params = Sequence[Param]
@@ -52,20 +55,43 @@ def defaults_of(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def bind(params: Params, body: Any = NOTHING) -> dict[str, Any]:
-    """Bind a JSON body: one parameter takes the whole body; several take an object with their names; none takes nothing."""
+    """Bind a JSON body: an object with the parameters' names, whatever their number; or just the value, where one is enough.
+
+    Names go first: an object of them is never taken for a value. Anything else is the value of the one parameter that is
+    required, or of the first if none is; so a client that sends a value is understood when an optional parameter is added."""
+    if len(params) == 1 and body is not NOTHING and (type(body) is not dict or params[0].is_whole):
+        return {params[0].name: body}
     if not params:
         if body is NOTHING or body is None or body == {}:
             return {}
         raise BadValue(f"body: {type(body).__name__} given; this target takes no input", hint="send an empty body, null or {}")
-    if len(params) == 1:
-        return bind_named(params, {} if body is NOTHING else {params[0].name: body})
     if body is NOTHING:
-        body = {}
-    if not isinstance(body, Mapping):
+        return bind_named(params, {})
+    sole = sole_param(params)
+    if isinstance(body, Mapping):
+        names = {param.name for param in params}
+        is_named = body.keys() == names if len(params) == 1 else not names.isdisjoint(body)
+        is_named = is_named or not (body or (sole and sole.required))
+        if sole is None or is_named or not _takes_objects(sole, len(params) == 1):
+            return bind_named(params, body)
+    elif sole is None:
         raise BadValue(
             f"body: {type(body).__name__} given where an object is needed", hint=f"send an object with {_names(params)}"
         )
-    return bind_named(params, body)
+    return {sole.name: body}
+
+
+def sole_param(params: Params) -> Param | None:
+    """The parameter that a bare value is for; None if several are required."""
+    required = [param for param in params if param.required]
+    return required[0] if len(required) == 1 else params[0] if params and not required else None
+
+
+def _takes_objects(param: Param, alone: bool) -> bool:
+    """Whether an object may be the value of a parameter: its annotation says so, or there is none and no other parameter either.
+    Beside others, names that are not known are more likely misspelt."""
+    kinds = json_types(param.schema)
+    return "object" in kinds or (alone and not kinds)
 
 
 def bind_named(params: Params, inputs: Mapping[Any, Any]) -> dict[str, Any]:

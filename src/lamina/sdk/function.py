@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 from msgspec.structs import replace
 
 from lamina.core.workflow.error_policy import ALL, TIMEOUT, ErrorPolicy, Retrier, matches
+from lamina.encoding import RaisedResponse
 from lamina.errors import BadFlow, BadValue
 from lamina.sdk.annotation_conversion import converters_of, result_hint, typed_params
 from lamina.sdk.binding import Param, bind_arguments, defaults_of, params_of
@@ -152,6 +153,8 @@ class Function(RemoteTarget[P, R]):
                 if self._local is None:
                     self._local = self.open()
                 result = self._local.run([inputs])[0]
+            if isinstance(result, RaisedResponse):
+                raise result.response
             if isinstance(result, Exception):  # and nothing that it changed is kept
                 raise user_frames_only(result)
         return result

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
+from lamina.encoding import RaisedResponse, Response
 from lamina.errors import BadValue, LoadFailed
 from lamina.sdk.binding import NOTHING
 from lamina.sdk.tensors import to_tensor
@@ -115,6 +116,8 @@ class Runner:
             return _collect_items(result, emit) if self._streams else result
         except SystemExit as error:
             return RuntimeError(f"function {self.name!r} called sys.exit({error.code!r})")
+        except Response as response:
+            return RaisedResponse(response)
         except Exception as error:
             return error
 

@@ -25,7 +25,7 @@ from lamina.types import Slo
 if TYPE_CHECKING:
     from lamina.sdk.app import App
 
-INPUT = (Param("input", required=False),)
+INPUT = (Param("input", required=False, is_whole=True),)
 """The whole body of a call is the value the workflow begins with."""
 
 Source = str | Path | Mapping[str, Any]

@@ -25,7 +25,8 @@ PAGE_POLICY = (
 )
 """Headers of a page: it loads nothing from elsewhere, is shown in no frame, and its address is told to no other site."""
 
-STATUS_LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_PHRASES = {int(status): status.phrase for status in HTTPStatus}
+STATUS_LINES = {status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(100, 600)}
 
 
 class HttpRequest(Struct, frozen=True):

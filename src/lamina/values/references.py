@@ -32,6 +32,8 @@ class ErrorInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
     message: str
     trace: str = ""
     hint: str = ""  #: what to do about it, where the error says so
+    status: int = 0  #: of a response that was raised
+    response: bytes = b""  #: encoded
 
 
 class DeviceRef(ShmRef, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2, tag_field="kind"):

@@ -26,6 +26,9 @@ _INLINE_BUDGET_BYTES = MAX_FRAME_BYTES // 2
 
 _MESSAGE_CHARS = 4_000
 
+MAX_RAISED_BYTES = 256 * 1024
+"""Of a response that is raised instead of returned."""
+
 LARGE_BYTES = 32 * 1024
 """Copying less costs less than taking it apart."""
 
@@ -57,7 +60,7 @@ def encode_results(pool: ShmPool, outputs: list[Any]) -> list[bytes | ShmRef | D
         result: bytes | ShmRef | DeviceRef | ErrorInfo | None
         if isinstance(output, ErrorInfo | DeviceRef):
             result = output
-        elif isinstance(output, BaseException):
+        elif isinstance(output, BaseException) and not isinstance(output, encoding.Response):
             result = error_info(output)
         else:
             try:
@@ -79,12 +82,25 @@ def encode_results(pool: ShmPool, outputs: list[Any]) -> list[bytes | ShmRef | D
 
 
 def error_info(error: BaseException) -> ErrorInfo:
+    if isinstance(error, encoding.RaisedResponse):
+        return _response_info(error.response)
     try:
         message, hint = (error.message, error.hint) if isinstance(error, LaminaError) else (str(error), "")
     except Exception:  # the user's class, the user's __str__
         message, hint = "(its text could not be read)", ""
-    said = (type(error).__name__, message[:_MESSAGE_CHARS], user_trace(error), hint[:_MESSAGE_CHARS])
-    return ErrorInfo(*(_clean(text) for text in said))
+    trace = _clean(user_trace(error))
+    return ErrorInfo(type(error).__name__, _clean(message[:_MESSAGE_CHARS]), trace, _clean(hint[:_MESSAGE_CHARS]))
+
+
+def _response_info(response: encoding.Response) -> ErrorInfo:
+    """A response that was raised. It travels inside of a frame, so it is small."""
+    try:
+        blob = encoding.encode(response)
+    except BadValue as error:
+        return ErrorInfo("TypeError", f"its response: {error.message}", hint=error.hint)
+    if len(blob) > MAX_RAISED_BYTES:
+        return ErrorInfo("ResultTooBig", f"a response of {len(blob)} bytes is raised; return one that is so large")
+    return ErrorInfo("Response", _clean(str(response)[:_MESSAGE_CHARS]), status=response.status, response=blob)
 
 
 def _clean(text: str) -> str:

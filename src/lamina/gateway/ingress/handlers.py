@@ -159,8 +159,8 @@ def _http_reply(link: ControllerLink, exchange: Exchange, accept: bytes) -> OnRe
 
 def _respond_value(exchange: Exchange, blob: bytes, accept: bytes, message: ResultValue) -> None:
     try:
-        body, kind = encode_result(blob, accept)
-        exchange.respond(200, body, kind, reply_headers(message.reply))
+        status, body, kind, extra = encode_result(blob, accept)
+        exchange.respond(status, body, kind, reply_headers(message.reply) + extra)
     except LaminaError as error:
         problem = error_problem(error, message.reply.call_id)
         exchange.respond(problem.status, problem.body(), PROBLEM, problem.headers())

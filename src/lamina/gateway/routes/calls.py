@@ -21,8 +21,8 @@ from lamina.gateway.observability.tracer import Tracer
 from lamina.gateway.routes.codec_pool import FLAT_BYTES, INLINE_BYTES, CodecPool, is_heavy_request, is_heavy_result
 from lamina.gateway.routes.cold_start_grace import ColdStartGrace
 from lamina.gateway.routes.explain import SampledRefusals
-from lamina.gateway.routes.http_codec import DecodedBody, decode_inputs, encode_result, reply_headers
-from lamina.gateway.routes.problems import HttpProblem, answered, error_problem, respond_problem
+from lamina.gateway.routes.http_codec import DecodedBody, decode_inputs, encode_result, reply_headers, response_parts
+from lamina.gateway.routes.problems import HttpProblem, answered, error_problem, raised_response, respond_problem
 from lamina.gateway.routes.rejection_cache import RejectionCache
 from lamina.gateway.routes.request_options import MIN_PRIORITY, NO_OPTIONS, OPTION_HEADERS, request_options
 from lamina.gateway.routes.runs import RunRoutes, prefers_async
@@ -165,7 +165,7 @@ class CallHandler:
             if isinstance(found, LaminaError):
                 respond_problem(exchange, error_problem(found, id))
             else:
-                exchange.respond(200, found["body"], found["kind"], extra)
+                exchange.respond(int(found["status"]), found["body"], found["kind"], extra + found["extra"])
 
         self._codecs.encode_result(bytes(blob), accept, answered(exchange, then))
         return True
@@ -219,15 +219,20 @@ class PendingCall:
                 blob = handler.driver.data.result(self.call_id)
                 if len(blob) > INLINE_BYTES and handler.encodes_apart(exchange, blob, self.accept, self.call_id, extra):
                     return
-                body, kind = encode_result(blob, self.accept)
+                status, body, kind, own = encode_result(blob, self.accept)
             except LaminaError as error:
                 respond_problem(exchange, error_problem(error, self.call_id))
                 return
+            if own:
+                extra += own
             if len(body) > FLAT_BYTES:  # to put it together and send it is work for another turn
-                asyncio.get_running_loop().call_soon(exchange.respond, 200, body, kind, extra)
+                asyncio.get_running_loop().call_soon(exchange.respond, status, body, kind, extra)
                 return
-            exchange.respond(200, body, kind, extra)
+            exchange.respond(status, body, kind, extra)
         elif isinstance(ending, Reject) and ending.reason == "deadline" and not self.has_options:
             handler.rejections.store(self.target, self.caller.tenant, self.arrived_us, ending).respond(exchange, self.call_id)
+        elif (raised := raised_response(handler.driver, ending)) is not None:
+            status, body, kind, own = response_parts(raised)
+            exchange.respond(status, body, kind, b"lamina-call-id: %s\r\n%s" % (self.call_id.encode(), own))
         else:
             respond_problem(exchange, handler.explain(ending, self.target, self.caller))

@@ -111,7 +111,7 @@ def is_heavy_json(body: bytes) -> bool:
 
 def is_heavy_result(blob: encoding.Blob, accept: bytes) -> bool:
     """Whether making text of a result would take the loop too long; what is sent as it is does not."""
-    if len(blob) <= INLINE_BYTES or http_codec.VALUE in accept:
+    if len(blob) <= INLINE_BYTES or http_codec.VALUE in accept or encoding.is_flat_response(blob):
         return False
     return not _is_leaf(blob[0]) or blob[0] in _EXTENSIONS or (len(blob) > FLAT_BYTES and blob[0] in _TEXTS)
 
@@ -211,7 +211,7 @@ class CodecPool:
         self._submit(CodecJob("grpc", {}, (), message), then)
 
     def encode_result(self, blob: bytes, accept: bytes, then: Then) -> None:
-        """The `body` and `kind` of a result."""
+        """The `status`, `body`, `kind` and header lines (`extra`) of a result."""
         self._submit(CodecJob("result", {"accept": accept}, (), blob), then)
 
     def _submit(self, job: CodecJob, then: Then) -> None:
@@ -319,8 +319,8 @@ def perform(job: CodecJob) -> dict[str, bytes]:
 
             return {"body": to_raw_contents(job.body)}
         case _:
-            body, kind = http_codec.encode_result(job.body, job.headers["accept"])
-            return {"body": body, "kind": kind}
+            status, body, kind, extra = http_codec.encode_result(job.body, job.headers["accept"])
+            return {"status": b"%d" % status, "body": body, "kind": kind, "extra": extra}
 
 
 def _performed(job: CodecJob) -> bytearray:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from functools import reduce
+from operator import or_
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -10,14 +13,17 @@ import msgspec
 from lamina import encoding
 from lamina.core.actions import Reply
 from lamina.errors import BadValue, FunctionFailed, LaminaError, UnknownEncoding
-from lamina.sdk.binding import NOTHING, Param, bind, bind_named
+from lamina.sdk.binding import NOTHING, Param, bind, bind_named, sole_param
+from lamina.sdk.json_schema import is_base64, item_schema, json_types
 from lamina.server.exchange import HttpRequest
 
 JSON = b"application/json"
 VALUE = b"application/vnd.lamina.value"
 BYTES = b"application/octet-stream"
+MULTIPART = b"multipart/form-data"
 FORM = b"application/x-www-form-urlencoded"
-"""What curl says of whatever it is given with -d: taken as JSON if it is some or several inputs are needed, else as bytes."""
+"""Also what curl says of whatever it is given with -d: taken as JSON if it is some, as a form if it has the parameters' names,
+and else as bytes, which are for one parameter alone."""
 
 
 class DecodedBody:
@@ -53,13 +59,14 @@ def decode_inputs(request: HttpRequest, params: tuple[Param, ...]) -> dict[str, 
             check_encoding(request)
         kind, _, options = headers.get(b"content-type", b"").partition(b";")
         kind = kind.strip().lower()
-        from_curl = kind == FORM and (len(params) != 1 or _is_json(body))  # bytes are for one parameter alone
-        if kind == JSON or not kind or from_curl:
+        if kind == JSON or not kind:
             named = bind(params, encoding.from_json(body) if body else NOTHING)
         elif kind == VALUE:
             named = bind_named(params, _decode_values(body))
-        elif kind == b"multipart/form-data":
-            named = bind_named(params, parse_multipart(options, body))
+        elif kind == MULTIPART:
+            named = bind_named(params, form_values(params, parse_multipart(options, body)))
+        elif kind == FORM:
+            named = _decode_urlencoded(params, body)
         else:
             named = {_only_param(params, kind): body}
         inputs = {}
@@ -73,19 +80,36 @@ def decode_inputs(request: HttpRequest, params: tuple[Param, ...]) -> dict[str, 
 
 
 def _decode_values(body: bytes) -> dict[str, Any]:
-    named = encoding.decode(body)
+    named = encoding.decode_input(body)
     if not isinstance(named, dict):
         raise BadValue("body: not a dict of named inputs", hint="encode {parameter: value}")
     return named
 
 
-def _only_param(params: tuple[Param, ...], kind: bytes) -> str:
+def _decode_urlencoded(params: tuple[Param, ...], body: bytes) -> dict[str, Any]:
+    if _is_json(body):
+        return bind(params, encoding.from_json(body) if body else NOTHING)
+    fields: dict[str, list[FormField]] = {}
+    names = {param.name for param in params}
+    with contextlib.suppress(ValueError):  # too many fields, or no UTF-8
+        for name, text in parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=MAX_PARTS, errors="strict"):
+            fields.setdefault(name, []).append(text)
+    is_form = b"=" in body and body.lstrip()[:1] not in (b"{", b"[", b'"')
+    if is_form and fields and (len(params) != 1 or names.issuperset(fields)):
+        return bind_named(params, form_values(params, fields))
     if len(params) != 1:
+        return bind(params, encoding.from_json(body))
+    return {params[0].name: body}
+
+
+def _only_param(params: tuple[Param, ...], kind: bytes) -> str:
+    sole = sole_param(params)
+    if sole is None:
         raise BadValue(
             f"content-type: {kind.decode('latin-1')[:80]!r} carries one input; this takes {len(params)}",
             hint="send content-type: application/json with an object, or multipart with one part per input",
         )
-    return params[0].name
+    return sole.name
 
 
 def _is_json(body: bytes) -> bool:
@@ -110,16 +134,28 @@ def parse_query(request: HttpRequest, known: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def encode_result(blob: encoding.Blob, accept: bytes) -> tuple[bytes, bytes]:
-    """Body and content type of a result. One without a form to send is the function's error, not the client's."""
+def encode_result(blob: encoding.Blob, accept: bytes) -> tuple[int, bytes, bytes, bytes]:
+    """Status, body, content type and header lines of a result. One without a form to send is the function's error, not the
+    client's."""
     if VALUE in accept:
-        return bytes(blob), VALUE
+        return 200, bytes(blob), VALUE, b""
     try:
         value = encoding.decode(blob)
-        return (value, BYTES) if isinstance(value, bytes) else (encoding.to_json(value), JSON)
+        if isinstance(value, bytes):
+            return 200, value, encoding.sniff_type(value).encode(), b""
+        if isinstance(value, encoding.Response):
+            return response_parts(value)
+        return 200, encoding.to_json(value), JSON, b""
     except BadValue as error:
         hint = f"return something else, or ask for {VALUE.decode()}; {error.hint}"
         raise FunctionFailed(f"its result: {error.message}", error="BadValue", hint=hint) from None
+
+
+def response_parts(response: encoding.Response) -> tuple[int, bytes, bytes, bytes]:
+    """Status, body, content type and header lines of a function's own response."""
+    body, kind = response.content()
+    lines = "".join(f"{name}: {value}\r\n" for name, value in response.headers.items())
+    return response.status, b"" if response.status in (204, 304) else body, kind.encode("latin-1"), lines.encode("latin-1")
 
 
 def reply_headers(reply: Reply) -> bytes:
@@ -138,7 +174,52 @@ MAX_BOUNDARY = 70  #: RFC 2046
 MAX_NAME, MAX_VALUE = 256, 4_096  #: of a part's header
 
 
-def parse_multipart(options: bytes, body: bytes) -> dict[str, Any]:
+FormField = str | bytes | msgspec.Raw
+"""A field of a form: text, the content of a file, or JSON where its part says so."""
+
+_LAX = {"integer": int, "number": float, "boolean": bool, "null": type(None)}
+
+
+def form_values(params: tuple[Param, ...], fields: dict[str, list[FormField]]) -> dict[str, Any]:
+    """The values of a form. It has texts alone, so each is read as the annotation of its parameter wants it; several fields of
+    one name are a list."""
+    known = {param.name: param for param in params}
+    return {name: _form_value(known[name], given) if name in known else given[0] for name, given in fields.items()}
+
+
+def _form_value(param: Param, given: list[FormField]) -> Any:
+    kinds = json_types(param.schema)
+    if len(given) > 1 or ("array" in kinds and not (isinstance(given[0], str) and given[0].lstrip()[:1] == "[")):
+        if kinds and "array" not in kinds:
+            raise BadValue(f"{param.name!r}: given twice", hint="send one field of that name")
+        inner = item_schema(param.schema)
+        return [_field_value(param.name, inner, field) for field in given]
+    return _field_value(param.name, param.schema, given[0])
+
+
+def _field_value(name: str, schema: dict[str, Any], field: FormField) -> Any:
+    if isinstance(field, msgspec.Raw):
+        return encoding.from_json(bytes(field))
+    if isinstance(field, bytes):
+        return field
+    if is_base64(schema):
+        return field.encode()
+    kinds = json_types(schema)
+    if kinds & {"object", "array"}:
+        return encoding.from_json(field.encode()) if "string" not in kinds else field
+    wanted: list[type] = [_LAX[kind] for kind in _LAX if kind in kinds]
+    if not wanted or (wanted == [type(None)] and field):
+        return field
+    if "string" in kinds:
+        wanted.append(str)
+    try:
+        return msgspec.convert(field, reduce(or_, wanted), strict=False)
+    except msgspec.ValidationError:
+        words = " or ".join(kind for kind in _LAX if kind in kinds)
+        raise BadValue(f"{name}: {field[:80]!r} is not {words}", hint=f"send {words} in this field") from None
+
+
+def parse_multipart(options: bytes, body: bytes) -> dict[str, list[FormField]]:
     """The parts by name. `options` is the rest of the content type."""
     from python_multipart.multipart import MultipartParser
 
@@ -178,14 +259,16 @@ class _Form:
     """Parser callbacks: the parts so far, and the one being read."""
 
     def __init__(self) -> None:
-        self.parts: dict[str, Any] = {}
+        self.parts: dict[str, list[FormField]] = {}
+        self._count = 0
         self._headers: dict[bytes, bytes] = {}
         self._name, self._value, self._body = bytearray(), bytearray(), bytearray()
 
     def begin(self) -> None:
         self._headers.clear()
         self._body.clear()
-        if len(self.parts) >= MAX_PARTS:
+        self._count += 1
+        if self._count > MAX_PARTS:
             raise BadValue(f"body: more than {MAX_PARTS} parts")
 
     def header_name(self, data: bytes, start: int, stop: int) -> None:
@@ -209,13 +292,14 @@ class _Form:
         key = about.get(b"name", b"").decode("utf-8", "replace")
         if disposition != b"form-data" or not key:
             raise BadValue("body: a part without a name")
-        if key in self.parts:
-            raise BadValue(f"{key[:80]!r}: given twice")
-        is_file = b"filename" in about or b"content-type" in self._headers
-        try:
-            self.parts[key] = bytes(self._body) if is_file else self._body.decode()
-        except UnicodeDecodeError:
-            self.parts[key] = bytes(self._body)
+        kind = self._headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        content: FormField = bytes(self._body)
+        if kind == JSON and b"filename" not in about:
+            content = msgspec.Raw(content)
+        elif b"filename" not in about and kind in (b"", b"text/plain"):
+            with contextlib.suppress(UnicodeDecodeError):
+                content = self._body.decode()
+        self.parts.setdefault(key, []).append(content)
 
 
 def _add(header: bytearray, piece: bytes, limit: int) -> None:

@@ -10,11 +10,13 @@ from typing import TypeVar
 
 import msgspec
 
+from lamina import encoding
 from lamina.access.authorization import sees_internals
 from lamina.access.records import Identity
 from lamina.core.actions import FailCall, Reject
 from lamina.drivers.driver import INTERNAL
 from lamina.drivers.realtime import RealtimeDriver
+from lamina.encoding import Response
 from lamina.errors import REFUSALS, LaminaError, LeadershipLost, NotLeader, StoreDown
 from lamina.gateway.observability import logs
 from lamina.gateway.observability.rate_limiter import RateLimiter
@@ -180,7 +182,9 @@ def failure_problem(failure: FailCall, info: ErrorInfo | None, *, full: bool) ->
     problem = make_problem(status, detail, code=code, id=failure.call_id, hint=hint)
     problem.step = failure.step if failure.error != INTERNAL else ""
     problem.reason = failure.error if status == 429 else ""
-    if info is not None and failure.error == "bad-value":  # said to the caller on purpose
+    if info is not None and 200 <= info.status <= 599:  # a response of its own, where one has no place
+        problem.status, problem.code, problem.detail, problem.hint = max(400, info.status), "response", info.message, ""
+    elif info is not None and failure.error == "bad-value":  # said to the caller on purpose
         problem.detail, problem.hint = info.message, info.hint
     elif info is not None and full:
         problem.detail = f"{info.type}: {info.message}" if info.message else info.type
@@ -215,6 +219,21 @@ def caller_problem(
     if problem.status < 500 or sees_internals(caller, driver.engine.shared.source(target).tenant):
         return problem
     return without_internals(problem)
+
+
+def raised_response(driver: RealtimeDriver, ending: FailCall | Reject) -> Response | None:
+    """The response that a function has raised, which is the answer to its call; None if it ended otherwise."""
+    info = driver.error_info(ending) if isinstance(ending, FailCall) and ending.error in _RAISED else None
+    if info is None or not info.response:
+        return None
+    try:
+        found = encoding.decode(info.response)
+    except LaminaError:  # a worker that does not keep to the protocol
+        return None
+    return found if isinstance(found, Response) else None
+
+
+_RAISED = ("bad-value", "function-failed")
 
 
 def ending_problem(

@@ -200,11 +200,11 @@ class RunRoutes:
                 self._codecs.encode_result(ending.result, request.header(b"accept"), answered(exchange, then))
                 return
             try:
-                body, kind = http_codec.encode_result(ending.result, request.header(b"accept"))
+                status, body, kind, own = http_codec.encode_result(ending.result, request.header(b"accept"))
             except LaminaError as error:
                 self._problem(exchange, error)
                 return
-            exchange.respond(200, body, kind, extra)
+            exchange.respond(status, body, kind, extra + own)
         elif ending.problem is not None:
             status = msgspec.json.decode(ending.problem)["status"]
             exchange.respond(status, self._shown_problem(row, ending.problem, grant), PROBLEM, extra)
@@ -215,7 +215,7 @@ class RunRoutes:
         if isinstance(found, LaminaError):
             self._problem(exchange, found)
         else:
-            exchange.respond(200, found["body"], found["kind"], extra)
+            exchange.respond(int(found["status"]), found["body"], found["kind"], extra + found["extra"])
 
     def _history(self, row: RunRow, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
         def work(db: Session) -> bytes:

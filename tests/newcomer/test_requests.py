@@ -1,0 +1,257 @@
+"""Requests as people send them: curl, forms, base64, responses of one's own. Problems P4 and P5 of a newcomer's first hour, and
+the small ones about status, content type and headers."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lamina import encoding
+from lamina.gateway.routes.http_codec import VALUE
+from lamina.sdk.client import Client
+from tests.serving import Answer, Browser, run, served, shared, write_app
+
+pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl sends these requests")
+
+APP = """
+import enum
+from dataclasses import dataclass
+
+import lamina
+
+app = lamina.App("newcomer")
+WARM = lamina.Scale(min=1, max=1)
+PNG = b"\\x89PNG\\r\\n\\x1a\\n" + bytes(range(256))
+
+
+class Mode(enum.Enum):
+    FAST = "fast"
+
+
+@dataclass
+class Box:
+    x: int
+    data: bytes = b""
+
+
+@app.function(scale=WARM)
+def thumb(image: bytes, width: int = 32, gray: bool = False, mode: Mode = Mode.FAST) -> dict:
+    return {"size": len(image), "width": width, "gray": gray, "mode": mode.value}
+
+
+@app.function(scale=WARM)
+def one(text: str) -> str:
+    return text.upper()
+
+
+@app.function(scale=WARM)
+def two(text: str, lang: str = "en") -> str:
+    return f"{text}/{lang}"
+
+
+@app.function(scale=WARM)
+def boxed(box: Box, tags: list[int] | None = None) -> dict:
+    return {"x": box.x, "size": len(box.data), "tags": tags}
+
+
+@app.function(scale=WARM)
+def files(pages: list[bytes]) -> list[int]:
+    return [len(page) for page in pages]
+
+
+@app.function(scale=WARM)
+def answer(kind: str):
+    if kind == "missing":
+        raise lamina.Response({"error": "no such page"}, status=404, headers={"X-Why": "gone"})
+    if kind == "broken":
+        raise lamina.Response("cannot now", status=503, headers={"Retry-After": "7"})
+    if kind == "created":
+        return lamina.Response({"id": 7}, status=201, headers={"Location": "/things/7"})
+    if kind == "csv":
+        return lamina.Response("a,b", content_type="text/csv")
+    if kind == "split":
+        return lamina.Response("x", headers={"x-a": "b\\r\\nx-evil: 1"})
+    return PNG
+
+
+@app.function(scale=WARM)
+def pair(a: int, b: int) -> int:
+    return a + b
+
+
+@app.function(scale=WARM)
+def same(x):
+    return x
+
+
+@app.workflow()
+def flow(kind):
+    return answer(kind)
+"""
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with shared(write_app(tmp_path_factory.mktemp("newcomer"), APP)) as gateway:
+        yield gateway.url
+
+
+@pytest.fixture
+def png(tmp_path: Path) -> Path:
+    path = tmp_path / "in.png"
+    path.write_bytes(b"\x89PNG" + bytes(96))
+    return path
+
+
+def curl(url: str, *arguments: str) -> tuple[int, Any]:
+    made = subprocess.run(["curl", "-s", "-w", "\n%{http_code}", *arguments, url], capture_output=True, check=True, timeout=60)
+    body, _, status = made.stdout.rpartition(b"\n")
+    return int(status), json.loads(body) if body else None
+
+
+def test_p4_a_file_and_a_number_are_sent_with_a_form(url: str, png: Path):
+    found = curl(f"{url}/v1/functions/thumb", "-F", f"image=@{png}", "-F", "width=64", "-F", "gray=true", "-F", "mode=fast")
+    assert found == (200, {"size": 100, "width": 64, "gray": True, "mode": "fast"})
+
+
+def test_p4_a_part_that_says_it_is_json_is_json(url: str, png: Path):
+    status, found = curl(f"{url}/v1/functions/thumb", "-F", f"image=@{png}", "-F", "width=64;type=application/json")
+    assert (status, found["width"]) == (200, 64)
+
+
+def test_p4_bytes_in_json_are_base64(url: str):
+    body = json.dumps({"image": base64.b64encode(b"12345").decode(), "width": 64})
+    status, found = curl(f"{url}/v1/functions/thumb", "--json", body)
+    assert (status, found["size"], found["width"]) == (200, 5, 64)
+
+
+def test_p4_bytes_alone_are_the_body_beside_optional_parameters(url: str, png: Path):
+    status, found = curl(f"{url}/v1/functions/thumb", "--data-binary", f"@{png}", "-H", "content-type: image/png")
+    assert (status, found["size"]) == (200, 100)
+
+
+def test_text_that_is_no_base64_is_refused_with_ways_out(url: str):
+    status, found = curl(f"{url}/v1/functions/thumb", "--json", '{"image": "not base64!"}')
+    assert status == 422
+    assert "not base64" in found["detail"]
+    assert "file in a form" in found["hint"]
+
+
+def test_a_field_of_a_form_that_is_no_number_is_named(url: str, png: Path):
+    status, found = curl(f"{url}/v1/functions/thumb", "-F", f"image=@{png}", "-F", "width=wide")
+    assert status == 400
+    assert found["detail"] == "width: 'wide' is not integer"
+
+
+def test_urlencoded_forms_are_forms(url: str):
+    assert curl(f"{url}/v1/functions/two", "-d", "text=hi+there", "-d", "lang=de") == (200, "hi there/de")
+    assert curl(f"{url}/v1/functions/one", "--data-urlencode", "text=a&b") == (200, "A&B")
+
+
+def test_repeated_fields_and_files_are_a_list(url: str, png: Path):
+    assert curl(f"{url}/v1/functions/files", "-F", f"pages=@{png}", "-F", f"pages=@{png}") == (200, [100, 100])
+    status, found = curl(f"{url}/v1/functions/boxed", "-F", 'box={"x": 3, "data": "aGk="}', "-F", "tags=1", "-F", "tags=2")
+    assert (status, found) == (200, {"x": 3, "size": 2, "tags": [1, 2]})
+
+
+@pytest.mark.parametrize(("target", "found"), [("one", "HI"), ("two", "hi/en")])
+@pytest.mark.parametrize("body", ['"hi"', '{"text": "hi"}'])
+def test_p5_an_optional_parameter_more_breaks_no_client(url: str, target: str, body: str, found: str):
+    assert curl(f"{url}/v1/functions/{target}", "--json", body) == (200, found)
+
+
+def test_p5_a_parameter_that_is_an_object_takes_it_bare_and_by_name(url: str):
+    for body in ('{"x": 3}', '{"box": {"x": 3}}'):
+        assert curl(f"{url}/v1/functions/boxed", "--json", body) == (200, {"x": 3, "size": 0, "tags": None})
+
+
+def test_two_required_parameters_need_their_names(url: str, png: Path):
+    status, found = curl(f"{url}/v1/functions/pair", "--json", "[1, 2]")
+    assert (status, found["detail"]) == (400, "body: list given where an object is needed")
+    status, found = curl(f"{url}/v1/functions/pair", "--data-binary", f"@{png}", "-H", "content-type: image/png")
+    assert (status, found["detail"]) == (400, "content-type: 'image/png' carries one input; this takes 2")
+
+
+# ------------------------------------------------------------------------------ responses
+
+
+def asked(url: str, path: str, kind: str) -> Answer:
+    async def work() -> Answer:
+        async with Browser(int(url.rpartition(":")[2])) as browser:
+            return await browser.post(path, kind)
+
+    return run(work)
+
+
+@pytest.mark.parametrize("path", ["/v1/functions/answer", "/v1/workflows/flow"])
+def test_a_function_has_its_own_status_headers_and_content_type(url: str, path: str):
+    created = asked(url, path, "created")
+    assert (created.status, created.json, created.headers["location"]) == (201, {"id": 7}, "/things/7")
+    missing = asked(url, path, "missing")
+    assert (missing.status, missing.json, missing.headers["x-why"]) == (404, {"error": "no such page"}, "gone")
+    broken = asked(url, path, "broken")
+    assert (broken.status, broken.body, broken.headers["retry-after"]) == (503, b"cannot now", "7")
+    csv = asked(url, path, "csv")
+    assert (csv.headers["content-type"], csv.body) == ("text/csv", b"a,b")
+
+
+def test_a_picture_comes_back_as_one(url: str):
+    picture = asked(url, "/v1/functions/answer", "picture")
+    assert (picture.status, picture.headers["content-type"]) == (200, "image/png")
+
+
+def test_p18_a_raised_404_is_no_failure_of_the_service(url: str):
+    def failures() -> str:
+        text = subprocess.run(["curl", "-s", f"{url}/metrics"], capture_output=True, check=True).stdout.decode()
+        return next(line for line in text.splitlines() if 'lamina_calls_total{outcome="failed",target="answer"}' in line)
+
+    before = failures()
+    assert asked(url, "/v1/functions/answer", "missing").status == 404
+    assert failures() == before
+
+
+def test_a_header_cannot_be_split(url: str):
+    answer = asked(url, "/v1/functions/answer", "split")
+    assert answer.status == 500
+    assert "x-evil" not in answer.headers
+
+
+def test_a_client_of_our_own_gets_the_response_as_a_value(url: str):
+    with Client(url) as client:
+        found = client.call("answer", {"kind": "created"})
+        assert (found.status, found.body, found.headers) == (201, {"id": 7}, {"location": "/things/7"})
+
+
+def test_no_client_makes_a_response(url: str):
+    body = encoding.encode({"x": encoding.Response("mine", content_type="text/html")})
+
+    async def work() -> Answer:
+        async with Browser(int(url.rpartition(":")[2])) as browser:
+            return await browser.ask("POST", "/v1/functions/same", body, VALUE.decode())
+
+    assert run(work).status == 400
+
+
+def test_all_of_it_passes_through_ingress_processes(tmp_path: Path, png: Path):
+    async def work() -> list[Answer]:
+        async with served(write_app(tmp_path, APP), ingress=1) as gateway, Browser(gateway.port) as browser:
+            form = b"text=hi&lang=de"
+            return [
+                await browser.ask("POST", "/v1/functions/two", form, "application/x-www-form-urlencoded"),
+                await browser.post("/v1/functions/answer", {"kind": "created"}),
+                await browser.post("/v1/functions/answer", {"kind": "missing"}),
+                await browser.post("/v1/functions/answer", {"kind": "picture"}),
+            ]
+
+    form, created, missing, picture = run(work)
+    assert form.json == "hi/de"
+    assert (created.status, created.headers["location"]) == (201, "/things/7")
+    assert (missing.status, missing.headers["x-why"]) == (404, "gone")
+    assert picture.headers["content-type"] == "image/png"
