@@ -23,6 +23,7 @@ from benchmarks.report import Report
 from benchmarks.servers import APPS, free_port, started, wait_for
 from lamina import encoding
 from lamina.gateway.oip.schema import load_schema
+from lamina.gateway.oip.tensors import join_bytes
 
 RESULTS = Path(__file__).parents[2] / "results" / "attacks" / "loop_lag.json"
 SIZE = 31 * 2**20
@@ -30,6 +31,8 @@ ROUNDS = 2
 
 CALL = "/v1/functions/echo"
 INFER = "/v2/models/echo/infer"
+HEAD_BYTES = 256
+BINARY = {"inference-header-content-length": str(HEAD_BYTES)}
 VALUE = "application/vnd.lamina.value"
 
 
@@ -40,6 +43,23 @@ def _filled(first: bytes, piece: bytes, last: bytes) -> bytes:
 def _tensor(piece: bytes) -> bytes:
     count = (SIZE - 200) // len(piece)
     return b'{"inputs":[{"name":"x","datatype":"INT64","shape":[%d],"data":[' % count + (piece * count)[:-1] + b"]}]}"
+
+
+def _binary_head(dtype: str, size: int, elements: int, *, batched: bool = False, more: str = "") -> bytes:
+    """JSON of an inference request whose one tensor follows."""
+    shape = f"[{elements},1]" if batched else f"[{elements}]"
+    text = f'{{"inputs":[{{"name":"x","datatype":"{dtype}","shape":{shape},"parameters":{{"binary_data_size":{size}}}}}]{more}}}'
+    return text.ljust(HEAD_BYTES).encode()
+
+
+def _texts_of_lists() -> bytes:
+    text = _filled(b"[", b"[],", b"[]]")[: -HEAD_BYTES // 3 * 3 - 6] + b"[]]"
+    return _binary_head("BYTES", len(text) + 4, 1, batched=True) + join_bytes([text])
+
+
+def _empty_texts() -> bytes:
+    count = SIZE // 4 - HEAD_BYTES
+    return _binary_head("BYTES", 4 * count, count) + bytes(4 * count)
 
 
 def _packed(body: bytes) -> bytes:
@@ -72,6 +92,28 @@ HTTP: dict[str, Attack] = {
     ),
     "bytes": ("POST", CALL, lambda: bytes(SIZE), {"content-type": "application/octet-stream"}),
     "durable run, empty lists": ("POST", CALL, lambda: _filled(b"[", b"[],", b"[]]"), {**JSON, "prefer": "respond-async"}),
+    "durable run, bytes": (
+        *("POST", CALL, lambda: bytes(SIZE)),
+        {"content-type": "application/octet-stream", "prefer": "respond-async"},
+    ),
+    "V2 binary, JSON answer": (
+        *("POST", "/v2/models/tensor/infer"),
+        lambda: _binary_head("UINT8", SIZE - HEAD_BYTES, SIZE - HEAD_BYTES) + bytes(SIZE - HEAD_BYTES),
+        BINARY,
+    ),
+    "V2 binary, binary answer": (
+        *("POST", "/v2/models/tensor/infer"),
+        lambda: (
+            _binary_head(
+                *("UINT8", SIZE - HEAD_BYTES, SIZE - HEAD_BYTES),
+                more=',"parameters":{"binary_data_output":true}',
+            )
+            + bytes(SIZE - HEAD_BYTES)
+        ),
+        BINARY,
+    ),
+    "V2 binary, empty texts": ("POST", "/v2/models/words/infer", _empty_texts, BINARY),
+    "V2 binary, texts of lists": ("POST", INFER, _texts_of_lists, BINARY),
     "V2 JSON, numbers": ("POST", INFER, lambda: _tensor(b"1,"), JSON),
     "V2 JSON, lists": ("POST", INFER, lambda: _tensor(b"[1],"), JSON),
     "V2 gzip, numbers": ("POST", INFER, lambda: _packed(_tensor(b"1,")), {**JSON, "content-encoding": "gzip"}),
@@ -90,7 +132,19 @@ def _many_inputs() -> bytes:
     return b"\x0a\x04echo" + b"\x2a\x00" * (SIZE // 2 - 8)
 
 
-GRPC: dict[str, Callable[[], bytes]] = {"gRPC, typed tensor": _typed_message, "gRPC, many inputs": _many_inputs}
+def _raw_message(model: str, dtype: str, size: int, elements: int) -> bytes:
+    message = load_schema()["ModelInferRequest"](model_name=model, raw_input_contents=[bytes(size)])
+    message.inputs.add(name="x", datatype=dtype, shape=[elements])
+    data: bytes = message.SerializeToString()
+    return data
+
+
+GRPC: dict[str, Callable[[], bytes]] = {
+    "gRPC, typed tensor": _typed_message,
+    "gRPC, many inputs": _many_inputs,
+    "gRPC, raw tensor": lambda: _raw_message("tensor", "UINT8", SIZE - HEAD_BYTES, SIZE - HEAD_BYTES),
+    "gRPC, empty texts": lambda: _raw_message("words", "BYTES", SIZE - HEAD_BYTES, (SIZE - HEAD_BYTES) // 4),
+}
 
 
 def _sent(port: int, attack: Attack, body: bytes, rounds: int) -> list[int]:

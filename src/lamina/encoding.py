@@ -256,7 +256,11 @@ def _tensor_hook(code: int, data: memoryview) -> Any:
 def encode_tensor(dtype: str, shape: Sequence[int], data: Blob) -> bytes:
     """Encode a tensor from its bytes as they are, little-endian: what passes through need not become an array."""
     head = msgspec.msgpack.encode((dtype, shape))
-    return _encoder.encode(msgspec.msgpack.Ext(TENSOR, b"".join((len(head).to_bytes(2, "little"), head, data))))
+    parts = (len(head).to_bytes(2, "little"), head, data)
+    size = 2 + len(head) + len(data)
+    if size >= 2**16:  # copied once: what is large is put together here, as an extension with a size of four bytes
+        return b"".join((b"\xc9", size.to_bytes(4, "big"), bytes((TENSOR,)), *parts))
+    return _encoder.encode(msgspec.msgpack.Ext(TENSOR, b"".join(parts)))
 
 
 def is_flat_response(blob: Blob) -> bool:

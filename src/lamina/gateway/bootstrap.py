@@ -142,9 +142,9 @@ class Gateway:
         grace = ColdStartGrace(loop)
         functions = loop.controller.state.functions
         catalogue = ModelCatalog(self.targets, lambda name: functions[name].spec if name in functions else None)
-        inference = InferenceService(loop, catalogue, self.metrics, statistics, self.process, explain, grace, tracer)
-        refusals = SampledRefusals(loop)
         self.codecs = codecs = CodecPool()
+        inference = InferenceService(loop, catalogue, self.metrics, statistics, self.process, explain, grace, tracer, codecs)
+        refusals = SampledRefusals(loop)
         self.oip = OpenInference(
             inference,
             auth.authorize,

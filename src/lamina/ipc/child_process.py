@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -65,6 +65,9 @@ class ChildProcess(asyncio.Protocol):
         self._has_ended = False
         self._is_cut_off = False  #: it spoke nonsense; nothing more is believed
         self._is_connected = True
+        self._is_write_blocked = False  #: it has yet to take what it was sent
+        self._paced: Iterator[bytes | bytearray] | None = None  #: what is being sent piece by piece
+        self._behind = bytearray()  #: what is to be sent after it
         self._timers: list[asyncio.TimerHandle] = []
         self.exited: asyncio.Future[int] = loop.create_future()  #: its exit status, as subprocess counts it
         self.finished: asyncio.Future[None] = loop.create_future()  #: reaped, and its socket closed
@@ -84,10 +87,32 @@ class ChildProcess(asyncio.Protocol):
         self._connecting = loop.create_task(loop.create_unix_connection(lambda: self, sock=ours))
 
     def send(self, wire: bytes | bytearray) -> None:
-        if self._transport is None:
+        if self._paced is not None:
+            self._behind += wire
+        elif self._transport is None:
             self._early += wire  # said before there is a connection, and no less meant
         elif self._is_connected:
             self._outlet.write(wire)
+
+    def send_paced(self, wires: Iterator[bytes | bytearray]) -> None:
+        """Send one piece in a turn of the loop, and no faster than they are taken: others are served in between, and what is
+        large is never in a buffer as a whole. What is sent meanwhile comes after the last piece. One at a time."""
+        assert self._paced is None, "the pieces before have not been sent yet"
+        self._paced = wires
+        self._send_piece()
+
+    def _send_piece(self) -> None:
+        if self._paced is None or self._transport is None or self._is_write_blocked or not self._is_connected:
+            return
+        wire = next(self._paced, None)
+        if wire is not None:
+            self._outlet.write(wire)
+            self._loop.call_soon(self._send_piece)
+            return
+        self._paced = None
+        behind, self._behind = self._behind, bytearray()
+        if behind:
+            self.send(behind)
 
     def stop(self, grace_s: float) -> None:
         """Ask it to exit after its queue, then SIGTERM, then SIGKILL."""
@@ -117,6 +142,14 @@ class ChildProcess(asyncio.Protocol):
         elif self._early:
             self._outlet.write(self._early)
             self._early = bytearray()
+        self._send_piece()
+
+    def pause_writing(self) -> None:
+        self._is_write_blocked = True
+
+    def resume_writing(self) -> None:
+        self._is_write_blocked = False
+        self._send_piece()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -140,6 +173,7 @@ class ChildProcess(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_connected = False
+        self._paced = None
         self.kill()
         self._on_half_closed()
 

@@ -46,7 +46,17 @@ class HttpRequest(Struct, frozen=True):
 class Exchange:
     """The response side of one request."""
 
-    __slots__ = ("_connection", "_headers", "charge", "head_only", "is_streaming", "keep_alive", "on_disconnect", "response")
+    __slots__ = (
+        "_connection",
+        "_headers",
+        "charge",
+        "head_only",
+        "is_streaming",
+        "keep_alive",
+        "large_body",
+        "on_disconnect",
+        "response",
+    )
 
     accepts_values: ClassVar[bool] = False  #: text is made of results elsewhere: then they are given as `value`, with the `Reply`
 
@@ -57,6 +67,7 @@ class Exchange:
         self.keep_alive = keep_alive
         self.head_only = head_only
         self.response: bytes | None = None  #: what is to be sent and is not yet
+        self.large_body = b""  #: and follows it, uncopied
         self.is_streaming = False  #: more of it follows
         self.on_disconnect: Callable[[], None] | None = None  #: the client left before the answer
 
@@ -83,6 +94,12 @@ class Exchange:
         self.keep_alive = keep = self.keep_alive and not connection.server.is_closing
         if content_type[:9] == _PAGE:
             extra += PAGE_POLICY
+        if self.head_only:
+            shown = b""
+        elif len(body) > LARGE_RESPONSE_BYTES:
+            shown, self.large_body = b"", body
+        else:
+            shown = body
         parts = (
             STATUS_LINES[status],
             connection.server.date_line,
@@ -92,7 +109,7 @@ class Exchange:
             self._headers,
             extra,
             b"\r\n" if keep else b"connection: close\r\n\r\n",
-            body if not self.head_only else b"",
+            shown,
         )
         self.response = b"".join(parts)
         connection.flush_responses()

@@ -343,6 +343,8 @@ class HttpConnection(asyncio.Protocol):
             exchange = self._exchanges[0]
             assert exchange.response is not None
             writer.write(exchange.response)
+            if exchange.large_body:
+                writer.write(exchange.large_body)
             if exchange.is_streaming:
                 exchange.response = b""
                 return

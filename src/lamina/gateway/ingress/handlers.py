@@ -3,10 +3,12 @@ is forwarded as it is, so that every response and every error is the controller'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
+from lamina import encoding
 from lamina.access.records import Identity
+from lamina.core.actions import Reply
 from lamina.drivers.timer import clock_us
 from lamina.errors import LaminaError, UnknownTarget
 from lamina.gateway.auth import LOCAL
@@ -30,17 +32,30 @@ from lamina.gateway.ingress.messages import (
     RpcRequest,
 )
 from lamina.gateway.oip.grpc_methods import InferenceMethods
-from lamina.gateway.oip.inference import InferenceRequest, InferenceResponse, OnChunk, OnResponse, invalid_output_problem
+from lamina.gateway.oip.inference import (
+    InferenceRequest,
+    OnChunk,
+    OnResponse,
+    begin_request,
+    invalid_output_problem,
+    respond_joined,
+)
 from lamina.gateway.oip.model_catalog import ServedModel, latest_version
 from lamina.gateway.oip.rest_infer import handle_infer
-from lamina.gateway.oip.row_conversion import InvalidOutput, join_rows, split_rows
-from lamina.gateway.oip.tensors import OutputTensor
+from lamina.gateway.oip.row_conversion import InvalidOutput, join_rows
 from lamina.gateway.oip.validation import validate_request
+from lamina.gateway.routes.codec_pool import (
+    CodecOverloaded,
+    CodecPool,
+    CodecTooLarge,
+    is_heavy_request,
+    is_heavy_result,
+)
 from lamina.gateway.routes.http_codec import decode_inputs, encode_result, reply_headers
-from lamina.gateway.routes.problems import PROBLEM, HttpProblem, error_problem
+from lamina.gateway.routes.problems import answered, error_problem, respond_problem
 from lamina.sdk.binding import Param
 from lamina.server.exchange import Exchange, HttpRequest
-from lamina.server.grpc import OnDone, OnMessage, RpcContext, RpcError
+from lamina.server.grpc import OnDone, OnMessage, RpcContext, RpcError, SerializedMessage
 from lamina.server.process_status import ProcessStatus
 
 
@@ -93,10 +108,11 @@ class _NamedTarget:
 class IngressHttpHandler:
     """Handler of HTTP requests."""
 
-    def __init__(self, link: ControllerLink, routes: KnownRoutes, process: ProcessStatus) -> None:
+    def __init__(self, link: ControllerLink, routes: KnownRoutes, process: ProcessStatus, codecs: CodecPool) -> None:
         self._link = link
         self._routes = routes
         self._process = process
+        self._codecs = codecs
 
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
         routes, headers = self._routes, request.headers
@@ -111,92 +127,132 @@ class IngressHttpHandler:
                     model = routes.model_at_path(request.path)
                     if model is not None:
                         head = self._link.call_head(request.path, headers)
-                        backend = RemoteBackend(self._link, head, clock_us() - self._process.lag_us)
-                        handle_infer(backend, model, LOCAL, request, exchange)
+                        backend = RemoteBackend(self._link, head, clock_us() - self._process.lag_us, self._codecs)
+                        handle_infer(backend, model, LOCAL, request, exchange, self._codecs)
                         return
             except LaminaError:
                 pass
         self._forward(request, exchange)
 
     def _call(self, request: HttpRequest, exchange: Exchange, params: tuple[Param, ...]) -> None:
-        link = self._link
         at_us = clock_us() - self._process.lag_us
-        inputs = {name: link.store_payload(blob) for name, blob in decode_inputs(request, params).items()}
+        if not is_heavy_request(request):
+            self._send_call(request, exchange, at_us, decode_inputs(request, params))
+            return
+        gone: list[bool] = []
+        exchange.on_disconnect = lambda: gone.append(True)
+
+        def then(inputs: dict[str, bytes] | LaminaError) -> None:
+            if gone:
+                return
+            if isinstance(inputs, CodecOverloaded | CodecTooLarge):
+                raise inputs
+            if isinstance(inputs, LaminaError):
+                self._forward(request, exchange)
+            else:
+                self._send_call(request, exchange, at_us, inputs)
+
+        self._codecs.decode_call(request, params, answered(exchange, then))
+
+    def _send_call(self, request: HttpRequest, exchange: Exchange, at_us: int, blobs: dict[str, bytes]) -> None:
+        link = self._link
+        inputs = {name: link.store_payload(blob) for name, blob in blobs.items()}
         head = link.call_head(request.path, request.headers)
-        number = link.register(_http_reply(link, exchange, request.header(b"accept")))
+        number = link.register(self._http_reply(exchange, request.header(b"accept")))
         exchange.on_disconnect = link.canceller(number)
         link.send(CallRequest(number, head, at_us, len(request.body), inputs))
 
     def _forward(self, request: HttpRequest, exchange: Exchange) -> None:
         link = self._link
         head = link.full_head(request)
-        number = link.register(_http_reply(link, exchange, request.header(b"accept")))
+        number = link.register(self._http_reply(exchange, request.header(b"accept")))
         exchange.on_disconnect = link.canceller(number)
         link.send(ForwardedRequest(number, head, link.store_payload(request.body)))
 
+    def _http_reply(self, exchange: Exchange, accept: bytes) -> OnReply:
+        """Reply to a call, or to a forwarded request."""
 
-def _http_reply(link: ControllerLink, exchange: Exchange, accept: bytes) -> OnReply:
-    """Reply to a call, or to a forwarded request."""
+        def on_message(message: ReplyMessage) -> bool:
+            match message:
+                case ResultValue():
+                    self._respond_value(exchange, self._link.view(message.value), accept, message.reply)
+                case HttpResponse():
+                    exchange.respond(message.status, message.body, message.content_type, message.extra)
+                case ResponseStart():
+                    exchange.start_stream(message.status, message.content_type, message.extra)
+                    return False
+                case ResponseChunk():
+                    exchange.send_chunk(message.chunk)
+                    return False
+                case ResponseEnd():
+                    exchange.end_stream()
+            return True
 
-    def on_message(message: ReplyMessage) -> bool:
-        match message:
-            case ResultValue():
-                _respond_value(exchange, link.view(message.value), accept, message)
-            case HttpResponse():
-                exchange.respond(message.status, message.body, message.content_type, message.extra)
-            case ResponseStart():
-                exchange.start_stream(message.status, message.content_type, message.extra)
-                return False
-            case ResponseChunk():
-                exchange.send_chunk(message.chunk)
-                return False
-            case ResponseEnd():
-                exchange.end_stream()
-        return True
+        return on_message
 
-    return on_message
+    def _respond_value(self, exchange: Exchange, blob: encoding.Blob, accept: bytes, reply: Reply) -> None:
+        """Respond with a result; it can be read until this returns."""
+        extra = reply_headers(reply)
 
+        def then(found: dict[str, bytes] | LaminaError) -> None:
+            if isinstance(found, LaminaError):
+                respond_problem(exchange, error_problem(found, reply.call_id))
+            else:
+                exchange.respond(int(found["status"]), found["body"], found["kind"], extra + found["extra"])
 
-def _respond_value(exchange: Exchange, blob: bytes, accept: bytes, message: ResultValue) -> None:
-    try:
-        status, body, kind, extra = encode_result(blob, accept)
-        exchange.respond(status, body, kind, reply_headers(message.reply) + extra)
-    except LaminaError as error:
-        problem = error_problem(error, message.reply.call_id)
-        exchange.respond(problem.status, problem.body(), PROBLEM, problem.headers())
+        if is_heavy_result(blob, accept):
+            self._codecs.encode_result(bytes(blob), accept, answered(exchange, then))
+            return
+        try:
+            status, body, kind, own = encode_result(blob, accept)
+        except LaminaError as error:
+            then(error)
+        else:
+            exchange.respond(status, body, kind, extra + own)
 
 
 class RemoteBackend:
     """Inference backend that asks the controller. `head` names the client's headers, `at_us` is the arrival time."""
 
-    __slots__ = ("_at_us", "_head", "_link")
+    __slots__ = ("_at_us", "_codecs", "_head", "_link")
 
-    def __init__(self, link: ControllerLink, head: int, at_us: int) -> None:
+    def __init__(self, link: ControllerLink, head: int, at_us: int, codecs: CodecPool) -> None:
         self._link = link
         self._head = head
         self._at_us = at_us
+        self._codecs = codecs
 
     def infer(self, request: InferenceRequest, on_response: OnResponse, on_chunk: OnChunk | None = None) -> Callable[[], None]:
         link, model = self._link, request.model
         rows = validate_request(model, request.inputs, request.requested_outputs)
-        calls = split_rows(model, request.inputs, rows)
-        size = sum([len(given.data) for given in request.inputs])
-        stored = [{name: link.store_payload(blob) for name, blob in call.items()} for call in calls]
-        number = link.register(_InferReply(link, request, len(calls), on_response, on_chunk).on_message)
-        options = (request.timeout_us, request.priority, on_chunk is not None)
-        link.send(InferRequest(number, self._head, self._at_us, size, model.name, model.version, stored, *options))
-        return link.canceller(number)
+
+        def begin(calls: list[dict[str, bytes]]) -> Callable[[], None]:
+            size = sum([len(given.data) for given in request.inputs])
+            stored = [{name: link.store_payload(blob) for name, blob in call.items()} for call in calls]
+            number = link.register(_InferReply(link, self._codecs, request, len(calls), on_response, on_chunk).on_message)
+            options = (request.timeout_us, request.priority, on_chunk is not None)
+            link.send(InferRequest(number, self._head, self._at_us, size, model.name, model.version, stored, *options))
+            return link.canceller(number)
+
+        return begin_request(self._codecs, request, rows, begin, on_response)
 
 
 class _InferReply:
     """Reply to an inference request: a value for each row, in any order, or chunks."""
 
-    __slots__ = ("_link", "_on_chunk", "_on_response", "_request", "_rows_left", "_values")
+    __slots__ = ("_codecs", "_link", "_on_chunk", "_on_response", "_request", "_rows_left", "_values")
 
     def __init__(
-        self, link: ControllerLink, request: InferenceRequest, rows: int, on_response: OnResponse, on_chunk: OnChunk | None
+        self,
+        link: ControllerLink,
+        codecs: CodecPool,
+        request: InferenceRequest,
+        rows: int,
+        on_response: OnResponse,
+        on_chunk: OnChunk | None,
     ) -> None:
         self._link = link
+        self._codecs = codecs
         self._request = request
         self._rows_left = rows
         self._values: list[Payload] = [b""] * rows
@@ -219,32 +275,28 @@ class _InferReply:
         if self._rows_left:
             return False
         views = [] if self._on_chunk is not None else [self._link.view(value) for value in self._values]
-        outputs = self._outputs(views, message.reply.call_id) if views else []
-        self._on_response(outputs if isinstance(outputs, HttpProblem) else InferenceResponse(outputs, message.reply))
+        respond_joined(self._codecs, self._request, views, message.reply, self._on_response)
         return True
 
     def _on_infer_chunk(self, message: InferChunk) -> bool:
-        outputs = self._outputs([message.value], "")
-        if isinstance(outputs, HttpProblem):
-            self._on_response(outputs)
-            self._link.cancel(message.number)
-        elif self._on_chunk is not None:
-            self._on_chunk(outputs)
-        return False
-
-    def _outputs(self, blobs: Sequence[bytes], call_id: str) -> list[OutputTensor] | HttpProblem:
         request = self._request
         try:
-            return join_rows(request.model, blobs, request.requested_outputs)
+            outputs = join_rows(request.model, [message.value], request.requested_outputs)
         except (InvalidOutput, LaminaError) as error:
-            return invalid_output_problem(request.model, error, call_id)
+            self._on_response(invalid_output_problem(request.model, error, ""))
+            self._link.cancel(message.number)
+            return False
+        if self._on_chunk is not None:
+            self._on_chunk(outputs)
+        return False
 
 
 class IngressGrpcMethods(InferenceMethods):
     """Handler of gRPC calls."""
 
-    def __init__(self, link: ControllerLink, routes: KnownRoutes, process: ProcessStatus) -> None:
+    def __init__(self, link: ControllerLink, routes: KnownRoutes, process: ProcessStatus, codecs: CodecPool) -> None:
         super().__init__()
+        self._codecs = codecs
         self._link = link
         self._routes = routes
         self._process = process
@@ -267,7 +319,7 @@ class IngressGrpcMethods(InferenceMethods):
 
     def backend(self, context: RpcContext) -> RemoteBackend:
         head = self._link.call_head(b"", dict(context.headers))
-        return RemoteBackend(self._link, head, clock_us() - self._process.lag_us)
+        return RemoteBackend(self._link, head, clock_us() - self._process.lag_us, self._codecs)
 
     def find(self, name: str, version: str, context: RpcContext) -> tuple[ServedModel, Identity]:
         return self._routes.find(name, version), LOCAL
@@ -280,7 +332,7 @@ class IngressGrpcMethods(InferenceMethods):
 
         def on_message(reply: ReplyMessage) -> bool:
             if isinstance(reply, RpcReply):
-                then(RpcError(reply.code, reply.text) if reply.code else _Encoded(reply.message))
+                then(RpcError(reply.code, reply.text) if reply.code else SerializedMessage([reply.message]))
                 return done is None
             if done is not None:
                 done()
@@ -291,15 +343,3 @@ class IngressGrpcMethods(InferenceMethods):
         number = link.register(on_message)
         link.send(RpcRequest(number, head, name, link.store_payload(message.SerializeToString()), context.timeout_us))
         return link.canceller(number)
-
-
-class _Encoded:
-    """A message that the controller has serialised."""
-
-    __slots__ = ("_bytes",)
-
-    def __init__(self, data: bytes) -> None:
-        self._bytes = data
-
-    def SerializeToString(self) -> bytes:
-        return self._bytes

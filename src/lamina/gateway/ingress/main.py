@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,6 +19,7 @@ from lamina.gateway.ingress.handlers import IngressGrpcMethods, IngressHttpHandl
 from lamina.gateway.ingress.messages import IngressReady, IngressSetup
 from lamina.gateway.observability import logs
 from lamina.gateway.oip.inference import GRPC_HEADERS
+from lamina.gateway.routes.codec_pool import CodecPool, prepare_message
 from lamina.gateway.routes.problems import parse_error_body
 from lamina.gateway.routes.request_options import OWN_HEADERS
 from lamina.server.async_stderr import async_stderr
@@ -47,7 +49,8 @@ class IngressProcess:
         self._process = ProcessStatus()
         pool = self._pool
         self._budget = MemoryBudget(setup.memory_bytes, {"shared": lambda: pool.file_bytes} if pool is not None else {})
-        handler = IngressHttpHandler(self._link, self._routes, self._process)
+        self._codecs = CodecPool(processes=1)
+        handler = IngressHttpHandler(self._link, self._routes, self._process, self._codecs)
         guards = (self._budget, self._link.check_head, OriginPolicy(setup.host, setup.origins))
         self._server = HttpServer(handler.handle, parse_error_body, setup.limits, OWN_HEADERS, *guards)
         self._grpc: GrpcServer | None = None
@@ -71,6 +74,7 @@ class IngressProcess:
         if self._grpc is not None:
             await self._grpc.stop(GRACE_S)
         await self._server.stop()
+        await self._codecs.stop()
         if self._pool is not None:
             self._pool.close()
 
@@ -92,9 +96,10 @@ class IngressProcess:
         from lamina.server.grpc import GrpcServer
 
         setup = self._setup
-        methods = IngressGrpcMethods(self._link, self._routes, self._process)
+        methods = IngressGrpcMethods(self._link, self._routes, self._process, self._codecs)
         guards = (self._budget, self._link.check_head, OriginPolicy(setup.host, setup.origins))
-        self._grpc = GrpcServer(methods, setup.limits.body_bytes, GRPC_HEADERS, *guards)
+        prepare = partial(prepare_message, self._codecs)
+        self._grpc = GrpcServer(methods, setup.limits.body_bytes, GRPC_HEADERS, *guards, prepare)
         secured = self._tls_options("h2").get("ssl")
         return await self._grpc.start(setup.host, setup.grpc_port, secured, reuse_port=True)
 

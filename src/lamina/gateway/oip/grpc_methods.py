@@ -17,12 +17,13 @@ from lamina.gateway.oip.model_catalog import ServedModel
 from lamina.gateway.oip.schema import load_schema
 from lamina.gateway.oip.tensors import InputTensor, OutputTensor, RawBytes, join_bytes
 from lamina.gateway.routes.problems import HttpProblem
-from lamina.server.grpc import GrpcMethod, OnDone, OnMessage, RpcContext, RpcError
+from lamina.server.grpc import LARGE_MESSAGE, GrpcMethod, OnDone, OnMessage, RpcContext, RpcError, SerializedMessage
 
 GRPC_STATUS = {400: 3, 401: 16, 403: 7, 404: 5, 405: 12, 409: 9, 413: 8, 422: 3, 429: 8, 500: 13, 503: 14, 504: 4}
 """gRPC's codes by HTTP's."""
 
 _INTERNAL = 13
+_RAW_OUTPUT_TAG = bytes((6 << 3 | 2,))  #: of `raw_output_contents`, which has a length
 _FINAL = "triton_final_response"
 _WANTS_FINAL = "triton_enable_empty_final_response"
 
@@ -59,10 +60,12 @@ class InferenceMethods:
 
     def infer(self, message: Any, context: RpcContext, then: OnMessage) -> Callable[[], None]:
         def on_response(response: InferenceResponse | HttpProblem) -> None:
-            if isinstance(response, InferenceResponse):
-                then(self._encode_response(request.model, message, response.outputs))
-            else:
+            if not isinstance(response, InferenceResponse):
                 then(rpc_error(response))
+            elif sum([len(output.data) for output in response.outputs]) > LARGE_MESSAGE:
+                then(self._serialize_response(request.model, message, response.outputs))
+            else:
+                then(self._encode_response(request.model, message, response.outputs))
 
         request = self._decode_request(message, context)
         return self.backend(context).infer(request, on_response)
@@ -107,6 +110,16 @@ class InferenceMethods:
         wanted = [output.name for output in message.outputs]
         trace = context.headers.get(b"traceparent", b"")
         return InferenceRequest(model, decode_tensors(message), wanted, timeout_us or context.timeout_us, priority, caller, trace)
+
+    def _serialize_response(self, model: ServedModel, message: Any, outputs: list[OutputTensor]) -> SerializedMessage:
+        """A large response, whose tensors are not copied: in protobuf, fields may be put one behind the other."""
+        response = self.schema["ModelInferResponse"](model_name=model.name, model_version=model.version, id=message.id)
+        for output in outputs:
+            response.outputs.add(name=output.name, datatype=output.dtype, shape=output.shape)
+        parts: list[Any] = [response.SerializeToString()]
+        for output in outputs:
+            parts += [_RAW_OUTPUT_TAG + _varint(len(output.data)), output.data]
+        return SerializedMessage(parts)
 
     def _encode_response(self, model: ServedModel, message: Any, outputs: list[OutputTensor]) -> Any:
         response = self.schema["ModelInferResponse"](model_name=model.name, model_version=model.version, id=message.id)
@@ -190,6 +203,15 @@ def add_outputs(response: Any, outputs: list[OutputTensor]) -> None:
     for output in outputs:
         response.outputs.add(name=output.name, datatype=output.dtype, shape=output.shape)
         response.raw_output_contents.append(bytes(output.data))
+
+
+def _varint(number: int) -> bytes:
+    made = bytearray()
+    while number >= 0x80:
+        made.append(number & 0x7F | 0x80)
+        number >>= 7
+    made.append(number)
+    return bytes(made)
 
 
 def decode_parameters(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +12,24 @@ import msgspec
 
 from lamina.access.records import Identity
 from lamina.core.actions import Reply
-from lamina.errors import BadValue
+from lamina.encoding import Blob
+from lamina.errors import BadValue, LaminaError
 from lamina.gateway.auth import LOCAL
 from lamina.gateway.observability import logs
 from lamina.gateway.oip.model_catalog import ServedModel
+from lamina.gateway.oip.row_conversion import (
+    InvalidOutput,
+    is_heavy_join,
+    is_heavy_split,
+    join_apart,
+    join_rows,
+    split_apart,
+    split_rows,
+)
 from lamina.gateway.oip.tensors import InputTensor, OutputTensor
+from lamina.gateway.routes.codec_pool import FLAT_BYTES, CodecOverloaded, CodecPool, CodecTooLarge
 from lamina.gateway.routes.http_codec import JSON
-from lamina.gateway.routes.problems import HttpProblem, make_problem
+from lamina.gateway.routes.problems import HttpProblem, defect_problem, error_problem, make_problem
 from lamina.gateway.routes.request_options import OPTION_NAMES, OWN_PREFIX
 from lamina.server.exchange import Exchange
 from lamina.server.request_parser import MAX_NAME_BYTES, OwnHeaders
@@ -60,6 +72,82 @@ class InferenceBackend(Protocol):
     def infer(self, request: InferenceRequest, on_response: OnResponse, on_chunk: OnChunk | None = None) -> Callable[[], None]:
         """Start a request; returns how to cancel it. Errors of the request itself are raised."""
         ...
+
+
+Cancel = Callable[[], None]
+
+
+def begin_request(
+    codecs: CodecPool | None,
+    request: InferenceRequest,
+    rows: int,
+    begin: Callable[[list[dict[str, bytes]]], Cancel],
+    on_response: OnResponse,
+) -> Cancel:
+    """Begin a request with the rows of its tensors; returns how to cancel it. Texts are taken apart by a codec process; of what
+    is large and passes through, each copy has a turn of the loop of its own."""
+    model, inputs = request.model, request.inputs
+    is_heavy = is_heavy_split(inputs)
+    if codecs is None or (not is_heavy and sum([len(one.data) for one in inputs]) <= FLAT_BYTES):
+        return begin(split_rows(model, inputs, rows))
+    begun: list[Cancel] = []
+    is_cancelled = False
+
+    def then(calls: list[dict[str, bytes]] | LaminaError) -> None:
+        if is_cancelled:
+            return
+        try:
+            if isinstance(calls, LaminaError):
+                raise calls
+            begun.append(begin(calls))
+        except LaminaError as error:
+            on_response(error_problem(error))
+        except Exception as error:
+            on_response(defect_problem("a large inference request failed", error))
+
+    def split() -> None:
+        try:
+            calls: list[dict[str, bytes]] | LaminaError = split_rows(model, inputs, rows)
+        except LaminaError as error:
+            calls = error
+        call_soon(then, calls)
+
+    def cancel() -> None:
+        nonlocal is_cancelled
+        is_cancelled = True
+        for one in begun:
+            one()
+
+    call_soon = asyncio.get_running_loop().call_soon
+    if is_heavy:
+        split_apart(codecs, model, inputs, rows, then)
+    else:
+        call_soon(split)
+    return cancel
+
+
+def respond_joined(
+    codecs: CodecPool | None, request: InferenceRequest, blobs: Sequence[Blob], reply: Reply, on_response: OnResponse
+) -> None:
+    """Respond with the tensors that are the results of all rows; what is large and has many parts is taken apart elsewhere."""
+
+    def then(outputs: list[OutputTensor] | LaminaError) -> None:
+        if isinstance(outputs, CodecOverloaded | CodecTooLarge):
+            on_response(error_problem(outputs, reply.call_id))
+        elif isinstance(outputs, LaminaError):
+            on_response(invalid_output_problem(request.model, outputs, reply.call_id))
+        else:
+            on_response(InferenceResponse(outputs, reply))
+
+    if codecs is not None and is_heavy_join(blobs):
+        join_apart(codecs, request.model, blobs, request.requested_outputs, then)
+        return
+    try:
+        outputs = join_rows(request.model, blobs, request.requested_outputs) if blobs else []
+    except (InvalidOutput, LaminaError) as error:
+        on_response(invalid_output_problem(request.model, error, reply.call_id))
+        return
+    on_response(InferenceResponse(outputs, reply))
 
 
 def timeout_and_priority(parameters: Mapping[str, Any]) -> tuple[int, int]:

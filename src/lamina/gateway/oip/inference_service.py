@@ -18,12 +18,20 @@ from lamina.drivers.realtime import RealtimeDriver
 from lamina.errors import BadValue, LaminaError
 from lamina.gateway.observability.metrics import Metrics
 from lamina.gateway.observability.tracer import Tracer
-from lamina.gateway.oip.inference import InferenceRequest, InferenceResponse, OnChunk, OnResponse, invalid_output_problem
+from lamina.gateway.oip.inference import (
+    InferenceRequest,
+    OnChunk,
+    OnResponse,
+    begin_request,
+    invalid_output_problem,
+    respond_joined,
+)
 from lamina.gateway.oip.model_catalog import ModelCatalog, ServedModel
-from lamina.gateway.oip.row_conversion import InvalidOutput, join_rows, split_rows
+from lamina.gateway.oip.row_conversion import InvalidOutput, join_rows
 from lamina.gateway.oip.statistics import ModelStatistics
 from lamina.gateway.oip.validation import validate_request
 from lamina.gateway.routes.calls import Explain, submit_shadow
+from lamina.gateway.routes.codec_pool import CodecPool
 from lamina.gateway.routes.cold_start_grace import ColdStartGrace
 from lamina.gateway.routes.problems import HttpProblem
 from lamina.server.process_status import ProcessStatus
@@ -56,7 +64,9 @@ class InferenceService:
         explain: Explain,
         cold_start_grace: ColdStartGrace,
         tracer: Tracer | None = None,
+        codecs: CodecPool | None = None,
     ) -> None:
+        self.codecs = codecs
         self.driver = driver
         self.catalogue = catalogue
         self.metrics = metrics
@@ -73,12 +83,15 @@ class InferenceService:
         model = request.model
         self.check_available(model)
         rows = validate_request(model, request.inputs, request.requested_outputs)
-        calls = split_rows(model, request.inputs, rows)
-        size_bytes = sum([len(given.data) for given in request.inputs])
-        pending = PendingInference(self, request, len(calls), is_streamed=on_chunk is not None)
-        sink = _JoinedRows(pending, on_response, on_chunk)
-        self.submit(pending, sink, calls, size_bytes, self.driver.now_us() - self._process.lag_us)
-        return pending.cancel
+        arrived_us = self.driver.now_us() - self._process.lag_us
+
+        def begin(calls: list[dict[str, bytes]]) -> Callable[[], None]:
+            size_bytes = sum([len(given.data) for given in request.inputs])
+            pending = PendingInference(self, request, len(calls), is_streamed=on_chunk is not None)
+            self.submit(pending, _JoinedRows(pending, on_response, on_chunk), calls, size_bytes, arrived_us)
+            return pending.cancel
+
+        return begin_request(self.codecs, request, rows, begin, on_response)
 
     def check_leading(self) -> None:
         """Raise if another server leads, so that what is known here may be out of date."""
@@ -150,6 +163,10 @@ class PendingInference:
     def data(self) -> Any:
         return self._service.driver.data
 
+    @property
+    def codecs(self) -> CodecPool | None:
+        return self._service.codecs
+
     def on_chunk(self, sink: RowSink, blob: Any) -> None:
         if not self.is_finished:
             sink.on_chunk(blob)
@@ -198,14 +215,8 @@ class _JoinedRows:
             self._blobs[row] = blob if is_last else bytes(blob)  # the last one is there until this returns
         if not is_last:
             return
-        request = pending.request
         blobs = [self._blobs[row] for row in sorted(self._blobs)]
-        try:
-            outputs = join_rows(request.model, blobs, request.requested_outputs) if blobs else []
-        except (InvalidOutput, LaminaError) as error:
-            self._on_response(invalid_output_problem(request.model, error, reply.call_id))
-            return
-        self._on_response(InferenceResponse(outputs, reply))
+        respond_joined(pending.codecs, pending.request, blobs, reply, self._on_response)
 
     def on_chunk(self, blob: Any) -> None:
         pending, request = self._pending, self._pending.request

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
+from lamina.encoding import from_json
 from lamina.errors import BadValue
 from lamina.gateway.oip.json_tensors import to_list, to_raw
 from lamina.gateway.oip.model_catalog import ServedModel
@@ -141,22 +142,115 @@ def _binary(parameters: Parameters, wanted: list[_RequestedOutput]) -> frozenset
     return frozenset(one.name for one in wanted if one.parameters.get("binary_data", by_default) is True)
 
 
+class _TextOutput(Struct):
+    """An output whose bytes are elsewhere. `binary`: they are to be sent as they are; `is_json`: it is a value as JSON text."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    size: int
+    binary: bool = False
+    is_json: bool = False
+
+
+class _TextResponse(Struct):
+    """A response to be made. `plain`: of plain values, as those of `generate` are."""
+
+    model_name: str
+    model_version: str
+    id: Any
+    outputs: list[_TextOutput]
+    plain: bool = False
+
+
+def is_binary_output(request: DecodedRequest, name: str) -> bool:
+    return request.binary_outputs is None or name in request.binary_outputs
+
+
+def text_bytes(request: DecodedRequest, outputs: list[OutputTensor]) -> int:
+    """Bytes of outputs of which text is to be made."""
+    return sum([len(output.data) for output in outputs if not is_binary_output(request, output.name)])
+
+
 def encode_response(model: ServedModel, request: DecodedRequest, outputs: list[OutputTensor]) -> tuple[bytes, bytes, bytes]:
     """Body, content type, and a header line that says where the JSON ends."""
+    binary = [is_binary_output(request, output.name) for output in outputs]
+    body, size = _encoded(model.name, model.version, request.id, outputs, binary)
+    return body, *response_kind(len(body), size)
+
+
+def response_kind(size: int, json_size: int) -> tuple[bytes, bytes]:
+    """Content type and header line of a response of so many bytes, of which the first are JSON."""
+    if size == json_size:
+        return b"application/json", b""
+    return b"application/octet-stream", b"inference-header-content-length: %d\r\n" % json_size
+
+
+def text_job(model: ServedModel, request: DecodedRequest, outputs: list[OutputTensor]) -> tuple[bytes, bytes]:
+    """What `to_text` makes the same response of, in another process: what it says, and the bytes of all outputs."""
+    described = [
+        _TextOutput(one.name, one.dtype, list(one.shape), len(one.data), is_binary_output(request, one.name)) for one in outputs
+    ]
+    head = msgspec.json.encode(_TextResponse(model.name, model.version, request.id, described))
+    return head, b"".join([output.data for output in outputs])
+
+
+def plain_text_job(model: ServedModel, id: Any, outputs: list[OutputTensor]) -> tuple[bytes, bytes]:
+    """The same for a response of plain values."""
+    texts = _json_outputs(model)
+    described = [_TextOutput(one.name, one.dtype, list(one.shape), len(one.data), is_json=one.name in texts) for one in outputs]
+    head = msgspec.json.encode(_TextResponse(model.name, model.version, id, described, plain=True))
+    return head, b"".join([output.data for output in outputs])
+
+
+def to_text(head: bytes, data: bytes) -> tuple[bytes, int]:
+    """The response that `text_job` or `plain_text_job` describes, and the length of its JSON."""
+    response = msgspec.json.decode(head, type=_TextResponse)
+    outputs, at = [], 0
+    for one in response.outputs:
+        outputs.append(OutputTensor(one.name, one.datatype, one.shape, memoryview(data)[at : at + one.size]))
+        at += one.size
+    name, version = response.model_name, response.model_version
+    if response.plain:
+        body = _plain(name, version, response.id, outputs, {one.name for one in response.outputs if one.is_json})
+        return body, len(body)
+    return _encoded(name, version, response.id, outputs, [one.binary for one in response.outputs])
+
+
+def plain_document(model: ServedModel, id: Any, outputs: list[OutputTensor]) -> bytes:
+    """A response of plain values by name: one element as it is, several as a list; JSON text is decoded."""
+    return _plain(model.name, model.version, id, outputs, _json_outputs(model))
+
+
+def _json_outputs(model: ServedModel) -> set[str]:
+    return {port.name for port in model.signature.outputs if port.tensor is None}
+
+
+def _plain(name: str, version: str, id: Any, outputs: list[OutputTensor], texts: set[str]) -> bytes:
+    document: dict[str, Any] = {"model_name": name, "model_version": version}
+    if id:
+        document["id"] = id
+    for output in outputs:
+        found = to_list(output.name, output.dtype, output.data, element_count(output.shape))
+        if output.name in texts:
+            found = [from_json(text.encode()) for text in found]
+        document[output.name] = found[0] if len(found) == 1 else found
+    return msgspec.json.encode(document)
+
+
+def _encoded(name: str, version: str, id: str, outputs: list[OutputTensor], binary: list[bool]) -> tuple[bytes, int]:
     tail: list[Any] = []
     described = []
-    for output in outputs:
+    for output, is_binary in zip(outputs, binary, strict=True):
         shown: dict[str, Any] = {"name": output.name, "datatype": output.dtype, "shape": output.shape}
-        if request.binary_outputs is None or output.name in request.binary_outputs:
+        if is_binary:
             shown["parameters"] = {"binary_data_size": len(output.data)}
             tail.append(output.data)
         else:
             shown["data"] = to_list(output.name, output.dtype, output.data, element_count(output.shape))
         described.append(shown)
-    answer = {"model_name": model.name, "model_version": model.version, "outputs": described}
-    if request.id:
-        answer["id"] = request.id
+    answer = {"model_name": name, "model_version": version, "outputs": described}
+    if id:
+        answer["id"] = id
     head = msgspec.json.encode(answer)
-    if not tail:
-        return head, b"application/json", b""
-    return b"".join((head, *tail)), b"application/octet-stream", b"inference-header-content-length: %d\r\n" % len(head)
+    return b"".join((head, *tail)) if tail else head, len(head)

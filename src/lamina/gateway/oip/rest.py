@@ -16,14 +16,13 @@ from lamina.gateway.observability import logs
 from lamina.gateway.oip import model_catalog
 from lamina.gateway.oip.inference import error_text, respond_error
 from lamina.gateway.oip.inference_service import InferenceService
-from lamina.gateway.oip.json_codec import LENGTH
 from lamina.gateway.oip.model_catalog import ServedModel
 from lamina.gateway.oip.repository import ModelRepository
 from lamina.gateway.oip.rest_infer import handle_generate, handle_infer
 from lamina.gateway.routes.codec_pool import CodecPool, CodecTooLarge, is_heavy_json
 from lamina.gateway.routes.explain import SampledRefusals
 from lamina.gateway.routes.http_codec import JSON
-from lamina.gateway.routes.problems import defect_problem, error_problem, method_problem
+from lamina.gateway.routes.problems import error_problem, method_problem
 from lamina.server.compression import decompress
 from lamina.server.exchange import Exchange, HttpRequest
 
@@ -150,32 +149,7 @@ class OpenInferenceRoutes:
 
     def _infer(self, request: HttpRequest, exchange: Exchange, grant: Grant, name: str, version: str = "") -> None:
         model = self._inference.catalogue.find(name, version, grant)
-        length = request.header(LENGTH)
-        if self._codecs is not None and is_heavy_json(request.body[: int(length)] if length.isdigit() else request.body):
-            then = partial(self._on_binary, model, grant, request, exchange)
-            self._codecs.to_binary(request.body, length, then)
-        else:
-            handle_infer(self._inference, model, grant.caller, request, exchange)
-
-    def _on_binary(
-        self,
-        model: ServedModel,
-        grant: Grant,
-        request: HttpRequest,
-        exchange: Exchange,
-        found: dict[str, bytes] | LaminaError,
-    ) -> None:
-        """A large request of JSON tensors, made binary by another process."""
-        try:
-            if isinstance(found, LaminaError):
-                raise found
-            headers = {**request.headers, LENGTH: found["length"]}
-            binary = HttpRequest(request.method, request.path, request.query, headers, found["body"], request.keep_alive)
-            handle_infer(self._inference, model, grant.caller, binary, exchange)
-        except LaminaError as error:
-            respond_error(exchange, error_problem(error))
-        except Exception as error:
-            respond_error(exchange, defect_problem("a large inference request failed", error))
+        handle_infer(self._inference, model, grant.caller, request, exchange, self._codecs)
 
     def _generate(
         self, in_pieces: bool, request: HttpRequest, exchange: Exchange, grant: Grant, name: str, version: str = ""
@@ -183,7 +157,7 @@ class OpenInferenceRoutes:
         model = self._inference.catalogue.find(name, version, grant)
         if is_heavy_json(request.body):
             raise CodecTooLarge(f"body: {len(request.body)} bytes with many parts", hint="send tensors to infer, as binary data")
-        handle_generate(self._inference, model, request, exchange, grant.caller, in_pieces=in_pieces)
+        handle_generate(self._inference, model, request, exchange, grant.caller, self._codecs, in_pieces=in_pieces)
 
 
 def _health(exchange: Exchange, word: str, is_well: bool, more: dict[str, Any] | None = None) -> None:

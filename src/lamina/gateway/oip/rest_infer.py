@@ -6,12 +6,15 @@ of a function that yields, and one for any other.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from lamina import encoding
 from lamina.access.records import Identity
+from lamina.core.actions import Reply
 from lamina.errors import BadValue, LaminaError
 from lamina.gateway.oip.inference import (
     InferenceBackend,
@@ -22,12 +25,22 @@ from lamina.gateway.oip.inference import (
     respond_error,
     timeout_and_priority,
 )
-from lamina.gateway.oip.json_codec import LENGTH, decode_request, encode_response
-from lamina.gateway.oip.json_tensors import to_list, to_raw
+from lamina.gateway.oip.json_codec import (
+    LENGTH,
+    decode_request,
+    encode_response,
+    plain_document,
+    plain_text_job,
+    response_kind,
+    text_bytes,
+    text_job,
+)
+from lamina.gateway.oip.json_tensors import to_raw
 from lamina.gateway.oip.model_catalog import ServedModel, port_dtype
-from lamina.gateway.oip.tensors import InputTensor, OutputTensor, element_count, join_bytes
+from lamina.gateway.oip.tensors import InputTensor, OutputTensor, join_bytes
+from lamina.gateway.routes.codec_pool import FLAT_BYTES, INLINE_BYTES, CodecPool, is_heavy_json
 from lamina.gateway.routes.http_codec import JSON, reply_headers
-from lamina.gateway.routes.problems import HttpProblem, error_problem
+from lamina.gateway.routes.problems import HttpProblem, defect_problem, error_problem
 from lamina.sdk.tensors import Port
 from lamina.server.compression import compress
 from lamina.server.exchange import Exchange, HttpRequest
@@ -36,27 +49,87 @@ EVENTS = b"text/event-stream"
 
 
 def handle_infer(
-    backend: InferenceBackend, model: ServedModel, caller: Identity, request: HttpRequest, exchange: Exchange
+    backend: InferenceBackend,
+    model: ServedModel,
+    caller: Identity,
+    request: HttpRequest,
+    exchange: Exchange,
+    codecs: CodecPool | None = None,
 ) -> None:
-    """Handle a request; errors of the request are raised."""
+    """Handle a request; errors of the request are raised. What is large and in JSON is made binary by a codec process, and what
+    is large and binary is taken in a turn of its own: to read it was enough for one."""
     reject_option_headers(request.headers)
+    length, body = request.header(LENGTH), request.body
+
+    def again(found: dict[str, bytes]) -> None:
+        headers = {**request.headers, LENGTH: found["length"]}
+        whole = HttpRequest(request.method, request.path, request.query, headers, found["body"], request.keep_alive)
+        _infer(backend, model, caller, whole, exchange, codecs)
+
+    if codecs is not None and len(body) > INLINE_BYTES:
+        if is_heavy_json(body[: int(length)] if length.isdigit() and len(length) < 16 else body):
+            codecs.to_binary(body, length, _answered(exchange, again))
+            return
+        if len(body) > FLAT_BYTES:
+            later = _answered(exchange, lambda whole: _infer(backend, model, caller, whole, exchange, codecs))
+            asyncio.get_running_loop().call_soon(later, request)
+            return
+    _infer(backend, model, caller, request, exchange, codecs)
+
+
+def _answered(exchange: Exchange, work: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A callback that ends in an answer whatever it is given or raises."""
+
+    def call(found: Any) -> None:
+        try:
+            if isinstance(found, LaminaError):
+                raise found
+            work(found)
+        except LaminaError as error:
+            respond_error(exchange, error_problem(error))
+        except Exception as error:
+            respond_error(exchange, defect_problem("a large inference request failed", error))
+
+    return call
+
+
+def _infer(
+    backend: InferenceBackend,
+    model: ServedModel,
+    caller: Identity,
+    request: HttpRequest,
+    exchange: Exchange,
+    codecs: CodecPool | None,
+) -> None:
     body = decode_request(request.body, request.header(LENGTH))
     timeout_us, priority = timeout_and_priority(body.parameters)
+    accept = request.header(b"accept-encoding")
+
+    def respond(content: bytes, kind: bytes, extra: bytes, reply: Reply) -> None:
+        if accept:
+            content, how = compress(content, accept)
+            extra += how
+        exchange.respond(200, content, kind, extra + reply_headers(reply))
 
     def on_response(response: InferenceResponse | HttpProblem) -> None:
         if isinstance(response, HttpProblem):
             respond_error(exchange, response)
             return
-        try:
-            content, kind, extra = encode_response(model, body, response.outputs)
-        except LaminaError as error:
-            respond_error(exchange, error_problem(error, response.reply.call_id))
+        outputs, reply = response.outputs, response.reply
+        if codecs is not None and text_bytes(body, outputs) > INLINE_BYTES:
+            job, data = text_job(model, body, outputs)
+
+            def then(made: dict[str, bytes]) -> None:
+                respond(made["body"], *response_kind(len(made["body"]), int(made["length"])), reply)
+
+            codecs.submit("text", {"job": job}, data, _answered(exchange, then))
             return
-        accept = request.header(b"accept-encoding")
-        if accept:
-            content, how = compress(content, accept)
-            extra += how
-        exchange.respond(200, content, kind, extra + reply_headers(response.reply))
+        try:
+            content, kind, extra = encode_response(model, body, outputs)
+        except LaminaError as error:
+            respond_error(exchange, error_problem(error, reply.call_id))
+            return
+        respond(content, kind, extra, reply)
 
     trace = request.header(b"traceparent")
     wanted = InferenceRequest(model, body.inputs, body.requested_outputs, timeout_us, priority, caller, trace)
@@ -71,6 +144,7 @@ def handle_generate(
     request: HttpRequest,
     exchange: Exchange,
     caller: Identity,
+    codecs: CodecPool | None = None,
     *,
     in_pieces: bool,
 ) -> None:
@@ -88,10 +162,7 @@ def handle_generate(
     wanted = InferenceRequest(model, inputs, (), timeout_us, priority, caller, request.header(b"traceparent"))
 
     def shown(outputs: list[OutputTensor]) -> bytes:
-        document: dict[str, Any] = {"model_name": model.name, "model_version": model.version}
-        if request_id:
-            document["id"] = request_id
-        return msgspec.json.encode(document | {output.name: _plain_value(model, output) for output in outputs})
+        return plain_document(model, request_id, outputs)
 
     def on_chunk(outputs: list[OutputTensor]) -> None:
         if not exchange.is_streaming:
@@ -111,6 +182,11 @@ def handle_generate(
             elif not exchange.is_streaming:  # it has yielded nothing
                 exchange.start_stream(200, EVENTS)
             exchange.end_stream()
+        elif codecs is not None and sum([len(output.data) for output in response.outputs]) > INLINE_BYTES:
+            extra = reply_headers(response.reply)
+            job, data = plain_text_job(model, request_id, response.outputs)
+            then = _answered(exchange, lambda made: exchange.respond(200, made["body"], JSON, extra))
+            codecs.submit("text", {"job": job}, data, then)
         else:
             exchange.respond(200, shown(response.outputs), JSON, reply_headers(response.reply))
 
@@ -138,12 +214,3 @@ def _shape(model: ServedModel, port: Port | None, value: Any) -> list[int]:
         at = at[0] if at else None
     wanted = len(model.shape(port)) if port is not None else len(shape)
     return [1] * max(0, wanted - len(shape)) + shape
-
-
-def _plain_value(model: ServedModel, output: OutputTensor) -> Any:
-    """A plain value: one element as it is, several as a list; JSON text is decoded."""
-    found = to_list(output.name, output.dtype, output.data, element_count(output.shape))
-    port = next((one for one in model.signature.outputs if one.name == output.name), None)
-    if port is not None and port.tensor is None:
-        found = [encoding.from_json(text.encode()) for text in found]
-    return found[0] if len(found) == 1 else found

@@ -1,13 +1,20 @@
-"""Conversion between tensors and rows: a request's tensors to the inputs of calls, one per row, and their results to tensors."""
+"""Conversion between tensors and rows: a request's tensors to the inputs of calls, one per row, and their results to tensors.
+
+Numbers pass through. Text does not: each element of a BYTES tensor and each part of a result becomes an object, so that of many
+the loop of the server would know no end. Those are converted by a codec process (`split_apart`, `join_apart`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import Struct
 
 from lamina import encoding
-from lamina.errors import BadValue
-from lamina.gateway.oip.model_catalog import ServedModel, port_dtype
+from lamina.errors import BadValue, LaminaError
+from lamina.gateway.oip.model_catalog import port_dtype
 from lamina.gateway.oip.tensors import (
     InputTensor,
     OutputTensor,
@@ -18,18 +25,30 @@ from lamina.gateway.oip.tensors import (
     row_values,
     split_bytes,
 )
-from lamina.sdk.tensors import NUMPY, Port
+from lamina.gateway.routes.codec_pool import INLINE_BYTES, CodecPool, is_heavy_row
+from lamina.sdk.tensors import NUMPY, Port, Signature
 
 
 class InvalidOutput(Exception):
     """A function's result does not fit its signature: its fault, not the client's."""
 
 
-def split_rows(model: ServedModel, inputs: Sequence[InputTensor], rows: int) -> list[dict[str, bytes]]:
+class RowModel(Protocol):
+    """What conversion needs to know of a model."""
+
+    @property
+    def signature(self) -> Signature: ...
+
+    @property
+    def is_batched(self) -> bool: ...
+
+
+def split_rows(model: RowModel, inputs: Sequence[InputTensor], rows: int) -> list[dict[str, bytes]]:
     """The named inputs of each call. `rows` is 0 for a model without a batch axis."""
     calls: list[dict[str, bytes]] = [{} for _ in range(rows or 1)]
+    texts_only = {port.name for port in model.signature.inputs if port.tensor is None}
     for given in inputs:
-        if model.ports[given.name].tensor is None:
+        if given.name in texts_only:
             texts = split_bytes(given.data, len(calls), given.name)
             if len(texts) != len(calls):
                 raise BadValue(f"{given.name}: {len(texts)} elements where {len(calls)} fit its shape")
@@ -41,7 +60,7 @@ def split_rows(model: ServedModel, inputs: Sequence[InputTensor], rows: int) -> 
     return calls
 
 
-def join_rows(model: ServedModel, blobs: Sequence[encoding.Blob], wanted: Sequence[str] = ()) -> list[OutputTensor]:
+def join_rows(model: RowModel, blobs: Sequence[encoding.Blob], wanted: Sequence[str] = ()) -> list[OutputTensor]:
     """The results of the calls, in order of rows, as tensors."""
     ports = model.signature.outputs
     if len(ports) == 1:
@@ -53,7 +72,7 @@ def join_rows(model: ServedModel, blobs: Sequence[encoding.Blob], wanted: Sequen
     return [_joined(model, port, [result[port.name] for result in results]) for port in chosen]
 
 
-def _pass_through(model: ServedModel, port: Port, blobs: Sequence[encoding.Blob]) -> OutputTensor | None:
+def _pass_through(model: RowModel, port: Port, blobs: Sequence[encoding.Blob]) -> OutputTensor | None:
     """Tensors of exactly the promised dtype go out without conversion."""
     dtype = port_dtype(port)
     if dtype in ("BYTES", "BF16"):
@@ -85,7 +104,7 @@ def _by_name(value: Any, ports: Sequence[Port]) -> dict[str, Any]:
     raise InvalidOutput(f"{len(ports)} outputs are promised, and {type(value).__name__} came")
 
 
-def _joined(model: ServedModel, port: Port, parts: list[Any]) -> OutputTensor:
+def _joined(model: RowModel, port: Port, parts: list[Any]) -> OutputTensor:
     made = [_output(port, part) for part in parts]
     if any(other[0] != made[0][0] for other in made):
         raise InvalidOutput(f"{port.name}: rows of different shapes")
@@ -112,3 +131,104 @@ def _output(port: Port, value: Any) -> tuple[list[int], bytes]:
         raise InvalidOutput(f"{port.name}: {error}") from None
     data = array.tobytes()
     return list(array.shape), fp32_to_bf16(data) if port.tensor.dtype == "BF16" else data
+
+
+# ------------------------------------------------------------------------ by a codec process
+
+OnRows = Callable[[list[dict[str, bytes]] | LaminaError], None]
+OnOutputs = Callable[[list[OutputTensor] | LaminaError], None]
+
+
+class _RowModel(Struct, frozen=True):
+    signature: Signature
+    is_batched: bool
+
+
+class _TensorHead(Struct):
+    name: str
+    dtype: str
+    shape: list[int]
+    size: int
+
+
+class _SplitJob(Struct):
+    model: _RowModel
+    rows: int
+    tensors: list[_TensorHead]
+
+
+class _JoinJob(Struct):
+    model: _RowModel
+    wanted: list[str]
+    sizes: list[int]
+
+
+def is_heavy_split(inputs: Sequence[InputTensor]) -> bool:
+    return any(one.dtype == "BYTES" and len(one.data) > INLINE_BYTES for one in inputs)
+
+
+def is_heavy_join(blobs: Sequence[encoding.Blob]) -> bool:
+    return any(is_heavy_row(blob) for blob in blobs)
+
+
+def split_apart(codecs: CodecPool, model: RowModel, inputs: Sequence[InputTensor], rows: int, then: OnRows) -> None:
+    """`split_rows` by a codec process."""
+    heads = [_TensorHead(one.name, one.dtype, list(one.shape), len(one.data)) for one in inputs]
+    job = _SplitJob(_RowModel(model.signature, model.is_batched), rows, heads)
+
+    def on_parts(found: dict[str, bytes] | LaminaError) -> None:
+        if isinstance(found, LaminaError):
+            then(found)
+            return
+        calls: list[dict[str, bytes]] = [{} for _ in range(rows or 1)]
+        for key, value in found.items():
+            row, _, name = key.partition(" ")
+            calls[int(row)][name] = value
+        then(calls)
+
+    codecs.submit("split", {"job": msgspec.msgpack.encode(job)}, b"".join([one.data for one in inputs]), on_parts)
+
+
+def perform_split(head: bytes, data: bytes) -> dict[str, bytes]:
+    job = msgspec.msgpack.decode(head, type=_SplitJob)
+    calls = split_rows(job.model, _tensors(InputTensor, job.tensors, data), job.rows)
+    return {f"{row} {name}": value for row, call in enumerate(calls) for name, value in call.items()}
+
+
+def join_apart(
+    codecs: CodecPool, model: RowModel, blobs: Sequence[encoding.Blob], wanted: Sequence[str], then: OnOutputs
+) -> None:
+    """`join_rows` by a codec process. The results are copied before this returns."""
+    job = _JoinJob(_RowModel(model.signature, model.is_batched), list(wanted), [len(blob) for blob in blobs])
+
+    def on_parts(found: dict[str, bytes] | LaminaError) -> None:
+        if isinstance(found, LaminaError):
+            then(found)
+        else:
+            heads = msgspec.msgpack.decode(found["heads"], type=list[_TensorHead])
+            then(_tensors(OutputTensor, heads, found["data"]))
+
+    codecs.submit("join", {"job": msgspec.msgpack.encode(job)}, b"".join(blobs), on_parts)
+
+
+def perform_join(head: bytes, data: bytes) -> dict[str, bytes]:
+    job = msgspec.msgpack.decode(head, type=_JoinJob)
+    blobs, at = [], 0
+    for size in job.sizes:
+        blobs.append(memoryview(data)[at : at + size])
+        at += size
+    try:
+        outputs = join_rows(job.model, blobs, job.wanted)
+    except InvalidOutput as error:
+        raise BadValue(str(error)) from None
+    heads = [_TensorHead(one.name, one.dtype, list(one.shape), len(one.data)) for one in outputs]
+    return {"heads": msgspec.msgpack.encode(heads), "data": b"".join([one.data for one in outputs])}
+
+
+def _tensors(kind: Callable[[str, str, list[int], memoryview], Any], heads: Sequence[_TensorHead], data: bytes) -> list[Any]:
+    """Tensors whose bytes are one behind the other."""
+    made, at = [], 0
+    for head in heads:
+        made.append(kind(head.name, head.dtype, head.shape, memoryview(data)[at : at + head.size]))
+        at += head.size
+    return made

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from lamina.errors import LaminaError
 from lamina.gateway.auth import Authorize
 from lamina.gateway.oip.inference import GRPC_HEADERS
 from lamina.gateway.oip.inference_service import InferenceService
 from lamina.gateway.oip.repository import ModelRepository
 from lamina.gateway.oip.rest import OpenInferenceRoutes
-from lamina.gateway.routes.codec_pool import CodecPool, is_heavy_message
+from lamina.gateway.routes.codec_pool import CodecPool, prepare_message
 from lamina.gateway.routes.explain import SampledRefusals
 from lamina.server.http1 import HeadCheck
 from lamina.server.listener import server_context
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from lamina.server.grpc import GrpcServer
 
 PREFIX = b"/v2"
-
-
-_INFER = ("ModelInfer", "ModelStreamInfer")
 
 
 class OpenInference:
@@ -66,19 +63,13 @@ class OpenInference:
         from lamina.server.grpc import GrpcServer
 
         guards = (self._budget, self._check_head, OriginPolicy(host, origins))
-        self._grpc = GrpcServer(self.grpc_methods(), self._body_limit, GRPC_HEADERS, *guards, self._prepare)
+        prepare = partial(prepare_message, self._codecs) if self._codecs is not None else None
+        self._grpc = GrpcServer(self.grpc_methods(), self._body_limit, GRPC_HEADERS, *guards, prepare)
         secured = None
         if tls is not None:
             secured = server_context(*tls)
             secured.set_alpn_protocols(["h2"])
         return await self._grpc.start(host, port, secured)
-
-    def _prepare(self, method: str, message: bytes, then: Callable[[bytes | LaminaError], None]) -> bool:
-        """Have a large request of typed tensors made raw by another process."""
-        if self._codecs is None or method not in _INFER or not is_heavy_message(message):
-            return False
-        self._codecs.to_raw_contents(message, lambda found: then(found if isinstance(found, LaminaError) else found["body"]))
-        return True
 
     async def stop(self, grace_s: float) -> None:
         if self._grpc is not None:

@@ -2,7 +2,10 @@
 
 To decode thirty megabytes of brackets takes seconds, and no thread helps: the interpreter is held all the while. What is small,
 or large in one piece (a text, bytes, a tensor), is handled where it is. The rest is sent to one of a few processes, each with a
-limit on memory and a limit of time for each job (`python -m lamina.gateway.routes.codec_pool`). What comes back is in one piece.
+limit on memory and a limit of time for each job (`python -m lamina.gateway.routes.codec_pool`).
+
+Bodies travel in pieces, one in a turn of the loop: to copy thirty megabytes takes tens of milliseconds too, most of it for fresh
+pages, and a message in one piece is copied three times on its way.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 from msgspec import Struct
@@ -24,7 +27,7 @@ from lamina import encoding
 from lamina.errors import BadValue, FunctionFailed, LaminaError, UnknownEncoding
 from lamina.gateway.routes import http_codec
 from lamina.ipc.child_process import ChildProcess, ProcessSpec
-from lamina.ipc.framing import FrameChannel, FrameReader, StopProcess, pack
+from lamina.ipc.framing import FrameChannel, FrameError, FrameReader, Natural, StopProcess, pack
 from lamina.sdk.binding import Param
 from lamina.server.exchange import HttpRequest
 from lamina.server.process_status import limit_address_space
@@ -35,6 +38,8 @@ PROCESSES = 2
 JOB_LIMIT_S = 60.0
 JOB_MEMORY = 3 * 2**30
 MAX_WAITING = 64
+PIECE_BYTES = 256 * 2**10
+MAX_RESULT_BYTES = 64 * 2**20
 
 INLINE_BYTES = 64 * 2**10
 """Up to this much is always handled in place: three milliseconds at worst."""
@@ -46,6 +51,7 @@ MAX_PARTS = 20_000
 MAX_FIELDS = 1_000
 _LENGTH_DELIMITED, _RAW_INPUT_CONTENTS = 2, 7  #: in protobuf, and in the protocol's requests
 _MULTIPART_BYTES = 2**20
+_INFER = ("ModelInfer", "ModelStreamInfer")
 _SEND_LESS = "send less at a time, or binary"
 
 
@@ -68,19 +74,58 @@ class CodecSetup(Struct, frozen=True):
 
 
 class CodecJob(Struct, frozen=True, array_like=True, tag=1):
-    """Work for a codec process: `call` decodes inputs, `infer` and `grpc` make tensors binary, `result` encodes a result."""
+    """Work for a codec process, whose body follows in pieces: `call` decodes inputs and `result` encodes a result; of the
+    inference protocol, `infer` and `grpc` make tensors binary, `split` makes rows of them, `join` makes tensors of results, and
+    `text` makes JSON of tensors."""
 
     operation: str
     headers: dict[str, bytes]
     params: tuple[Param, ...]
-    body: bytes
+    size: Natural
 
 
 class CodecResult(Struct, frozen=True, array_like=True, tag=2):
-    """What came of a job: named parts, or an error with its code, message and hint."""
+    """What came of a job: the sizes of named parts, which follow in pieces, or an error with its code, message and hint."""
 
-    parts: dict[str, bytes]
+    sizes: dict[str, Natural]
     error: tuple[str, str, str] | None = None
+
+
+class BodyPiece(Struct, frozen=True, array_like=True, tag=4):
+    """The next bytes of a job's body, or of the parts of a result; never of two parts."""
+
+    data: bytes
+
+
+class ReceivedParts:
+    """Named parts of known sizes, as their pieces arrive."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self._pieces: dict[str, list[bytes]] = {name: [] for name in sizes}
+        self._missing = [(name, size) for name, size in sizes.items() if size][::-1]  #: the next one last
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._missing
+
+    def add(self, piece: bytes) -> None:
+        if not self._missing or not 0 < len(piece) <= self._missing[-1][1]:
+            raise FrameError(f"a piece of {len(piece)} bytes that belongs to no part")
+        name, size = self._missing.pop()
+        self._pieces[name].append(piece)
+        if size > len(piece):
+            self._missing.append((name, size - len(piece)))
+
+    def joined(self) -> dict[str, bytes]:
+        return {name: b"".join(pieces) for name, pieces in self._pieces.items()}
+
+
+def packed_pieces(*parts: encoding.Blob) -> Iterator[bytearray]:
+    """Frames that carry these parts, one piece each."""
+    for part in parts:
+        with memoryview(part) as view:
+            for at in range(0, len(view), PIECE_BYTES):
+                yield pack(BodyPiece(view[at : at + PIECE_BYTES]))  # type: ignore[arg-type]
 
 
 Then = Callable[[dict[str, bytes] | LaminaError], None]
@@ -133,6 +178,13 @@ def is_heavy_message(message: bytes) -> bool:
     return fields > MAX_FIELDS or len(message) - raw_bytes > INLINE_BYTES
 
 
+def is_heavy_row(blob: encoding.Blob) -> bool:
+    """Whether to look into an encoded result would take the loop too long: it is large, and neither one piece nor a few."""
+    if len(blob) <= INLINE_BYTES:
+        return False
+    return not (_is_leaf(blob[0]) or _is_flat_map(blob)) or (len(blob) > FLAT_BYTES and blob[0] in _TEXTS)
+
+
 def _parts(body: bytes) -> int:
     return body.count(b",") + body.count(b"[") + body.count(b"{")
 
@@ -148,7 +200,7 @@ def _is_leaf(first: int) -> bool:
     return first in _STRINGS or first in _EXTENSIONS or first in _FIXED or first < 0x80 or (first >= 0xA0 and first < 0xC0)
 
 
-def _is_flat_map(body: bytes) -> bool:
+def _is_flat_map(body: encoding.Blob) -> bool:
     """Whether an encoded dict has few entries, and no list or dict among its values: then its size does not matter."""
     try:
         first = body[0]
@@ -166,7 +218,7 @@ def _is_flat_map(body: bytes) -> bool:
         return True  # it ends too soon, which is found at once
 
 
-def _skip_leaf(body: bytes, at: int) -> int:
+def _skip_leaf(body: encoding.Blob, at: int) -> int:
     """Where the value at `at` ends; 0 if it is a list or a dict."""
     first = body[at]
     at += 1
@@ -192,7 +244,7 @@ class CodecPool:
     def __init__(self, processes: int = PROCESSES, job_limit_s: float = JOB_LIMIT_S) -> None:
         self._limit = processes
         self._job_limit_s = job_limit_s
-        self._waiting: deque[tuple[CodecJob, Then]] = deque()
+        self._waiting: deque[tuple[CodecJob, bytes, Then]] = deque()
         self._workers: set[_CodecWorker] = set()
         self._is_closed = False
 
@@ -200,25 +252,26 @@ class CodecPool:
         """The encoded inputs of a call by name."""
         kept = {name.decode("latin-1"): value for name, value in request.headers.items() if name.startswith(b"content-")}
         kept |= {"?": request.query} if request.query else {}
-        self._submit(CodecJob("call", kept, params, request.body), then)
+        self.submit("call", kept, request.body, then, params)
 
     def to_binary(self, body: bytes, header_length: bytes, then: Then) -> None:
         """An inference request with its tensors behind the JSON: `body`, and `length` of the JSON."""
-        self._submit(CodecJob("infer", {"length": header_length}, (), body), then)
+        self.submit("infer", {"length": header_length}, body, then)
 
     def to_raw_contents(self, message: bytes, then: Then) -> None:
         """A gRPC message with its tensors raw: `body`."""
-        self._submit(CodecJob("grpc", {}, (), message), then)
+        self.submit("grpc", {}, message, then)
 
     def encode_result(self, blob: bytes, accept: bytes, then: Then) -> None:
         """The `status`, `body`, `kind` and header lines (`extra`) of a result."""
-        self._submit(CodecJob("result", {"accept": accept}, (), blob), then)
+        self.submit("result", {"accept": accept}, blob, then)
 
-    def _submit(self, job: CodecJob, then: Then) -> None:
+    def submit(self, operation: str, headers: dict[str, bytes], body: bytes, then: Then, params: tuple[Param, ...] = ()) -> None:
+        """Have something done by a codec process; `then` gets the parts of what it made, or why it did not."""
         if self._is_closed or len(self._waiting) >= MAX_WAITING:
             then(CodecOverloaded("too many large bodies at once", hint="send fewer, or smaller or binary ones"))
             return
-        self._waiting.append((job, then))
+        self._waiting.append((CodecJob(operation, headers, params, len(body)), body, then))
         self.next_job()
 
     def next_job(self) -> None:
@@ -231,7 +284,7 @@ class CodecPool:
                 try:
                     worker = _CodecWorker(self, self._job_limit_s)
                 except OSError as error:
-                    _, then = self._waiting.popleft()
+                    _, _, then = self._waiting.popleft()
                     then(CodecOverloaded(f"no process for a large body: {error.strerror}", hint="try again"))
                     continue
                 self._workers.add(worker)
@@ -245,7 +298,7 @@ class CodecPool:
     async def stop(self) -> None:
         self._is_closed = True
         waiting, self._waiting = self._waiting, deque()
-        for _, then in waiting:
+        for _, _, then in waiting:
             then(CodecOverloaded("the server is stopping", hint="try another server"))
         processes = [worker.process for worker in self._workers]
         for process in processes:
@@ -264,26 +317,35 @@ class _CodecWorker:
         self._job_limit_s = job_limit_s
         self._then: Then | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self.process = ChildProcess(loop, CodecSetup(), self._on_result, self._on_end, _SPEC)
+        self._received: ReceivedParts | None = None
+        self.process = ChildProcess(loop, CodecSetup(), self._on_frame, self._on_end, _SPEC)
 
     @property
     def is_free(self) -> bool:
         return self._then is None
 
-    def begin(self, job: CodecJob, then: Then) -> None:
+    def begin(self, job: CodecJob, body: bytes, then: Then) -> None:
         self._then = then
         self._timer = self._loop.call_later(self._job_limit_s, self.process.kill)
-        self._loop.call_soon(self._send, job)  # a copy of a large body is enough for one turn
-
-    def _send(self, job: CodecJob) -> None:
         self.process.send(pack(job))
+        self.process.send_paced(packed_pieces(body))
 
-    def _on_result(self, result: CodecResult) -> None:
-        if result.error is None:
-            self._loop.call_soon(self._finish, result.parts)  # as above
-        else:
-            code, message, hint = result.error
+    def _on_frame(self, frame: CodecResult | BodyPiece) -> None:
+        if isinstance(frame, BodyPiece):
+            if self._received is None:
+                raise FrameError("a piece before its result")
+            self._received.add(frame.data)
+        elif frame.error is not None:
+            code, message, hint = frame.error
             self._finish(_ERRORS.get(code, BadValue)(message, hint=hint))
+            return
+        else:
+            if sum(frame.sizes.values()) > MAX_RESULT_BYTES:
+                raise FrameError("more than a result may have")
+            self._received = ReceivedParts(frame.sizes)
+        if self._received.is_complete:
+            parts, self._received = self._received.joined(), None
+            self._loop.call_soon(self._finish, parts)  # one copy of all of it is enough for a turn
 
     def _on_end(self) -> None:
         self._pool.on_worker_lost(self)
@@ -300,37 +362,65 @@ class _CodecWorker:
             self._pool.next_job()
 
 
+def prepare_message(codecs: CodecPool, method: str, message: bytes, then: Callable[[bytes | LaminaError], None]) -> bool:
+    """Have a large gRPC request of typed tensors made raw; False: it is as it should be."""
+    if method not in _INFER or not is_heavy_message(message):
+        return False
+    codecs.to_raw_contents(message, lambda found: then(found if isinstance(found, LaminaError) else found["body"]))
+    return True
+
+
 # ------------------------------------------------------------------------------ the process's side
 
 
-def perform(job: CodecJob) -> dict[str, bytes]:
+def perform(job: CodecJob, body: bytes) -> dict[str, bytes]:
     match job.operation:
         case "call":
             headers = {name.encode("latin-1"): value for name, value in job.headers.items()}
-            request = HttpRequest("POST", b"/", headers.pop(b"?", b""), headers, job.body, True)
+            request = HttpRequest("POST", b"/", headers.pop(b"?", b""), headers, body, True)
             return http_codec.decode_inputs(request, job.params)
         case "infer":
             from lamina.gateway.oip.json_codec import to_binary
 
-            body, size = to_binary(job.body, job.headers["length"])
-            return {"body": body, "length": b"%d" % size}
+            made, size = to_binary(body, job.headers["length"])
+            return {"body": made, "length": b"%d" % size}
+        case "text":
+            from lamina.gateway.oip.json_codec import to_text
+
+            made, size = to_text(job.headers["job"], body)
+            return {"body": made, "length": b"%d" % size}
+        case "split":
+            from lamina.gateway.oip.row_conversion import perform_split
+
+            return perform_split(job.headers["job"], body)
+        case "join":
+            from lamina.gateway.oip.row_conversion import perform_join
+
+            return perform_join(job.headers["job"], body)
         case "grpc":
             from lamina.gateway.oip.grpc_methods import to_raw_contents
 
-            return {"body": to_raw_contents(job.body)}
+            return {"body": to_raw_contents(body)}
         case _:
-            status, body, kind, extra = http_codec.encode_result(job.body, job.headers["accept"])
-            return {"status": b"%d" % status, "body": body, "kind": kind, "extra": extra}
+            status, made, kind, extra = http_codec.encode_result(body, job.headers["accept"])
+            return {"status": b"%d" % status, "body": made, "kind": kind, "extra": extra}
 
 
-def _performed(job: CodecJob) -> bytearray:
+def _performed(job: CodecJob, body: bytes) -> Iterator[bytearray]:
+    """The frames of what came of a job."""
     try:
-        return pack(CodecResult(perform(job)))
+        parts = perform(job, body)
+        if sum(map(len, parts.values())) > MAX_RESULT_BYTES:
+            raise CodecTooLarge(f"a result of more than {MAX_RESULT_BYTES} bytes", hint=_SEND_LESS)
     except MemoryError:
         found: LaminaError = CodecTooLarge("a body that takes too much memory to decode", hint=_SEND_LESS)
     except LaminaError as error:
         found = error
-    return pack(CodecResult({}, (found.code, found.message, found.hint)))
+    else:
+        yield pack(CodecResult({name: len(part) for name, part in parts.items()}))
+        yield from packed_pieces(*parts.values())
+        return
+    yield pack(CodecResult({}, (found.code, found.message, found.hint)))
 
 
 def main() -> None:
@@ -339,17 +429,30 @@ def main() -> None:
     limit_address_space(JOB_MEMORY)
     gc.disable()  # values have no cycles, and a search for some among millions of lists takes longer than the rest
     sock = socket.socket(fileno=setup.fd)
-    channel = FrameChannel(sock, FrameReader(msgspec.msgpack.Decoder(CodecJob | StopProcess)))
+    channel = FrameChannel(sock, FrameReader(msgspec.msgpack.Decoder(CodecJob | BodyPiece | StopProcess)))
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        while True:
-            job = channel.next_buffered()
-            if isinstance(job, StopProcess) or (job is None and not channel.read()):
-                return
-            if isinstance(job, CodecJob):
-                sock.sendall(_performed(job))
+        _serve(sock, channel)
 
 
-_SPEC = ProcessSpec("lamina.gateway.routes.codec_pool", lambda: FrameReader(msgspec.msgpack.Decoder(CodecResult)))
+def _serve(sock: socket.socket, channel: FrameChannel) -> None:
+    job: CodecJob | None = None
+    received = ReceivedParts({})
+    while True:
+        frame = channel.next_buffered()
+        if isinstance(frame, StopProcess) or (frame is None and not channel.read()):
+            return
+        if isinstance(frame, CodecJob):
+            job, received = frame, ReceivedParts({"body": frame.size})
+        elif isinstance(frame, BodyPiece):
+            received.add(frame.data)
+        if job is not None and received.is_complete:
+            whole, received = received.joined()["body"], ReceivedParts({})
+            for wire in _performed(job, whole):
+                sock.sendall(wire)
+            job = None
+
+
+_SPEC = ProcessSpec("lamina.gateway.routes.codec_pool", lambda: FrameReader(msgspec.msgpack.Decoder(CodecResult | BodyPiece)))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from lamina.core.actions import Reply
 from lamina.durable.runs import DurableRuns
 from lamina.errors import BadValue, LaminaError, StoreDown, checked_text
 from lamina.gateway.routes import http_codec
-from lamina.gateway.routes.codec_pool import CodecPool, is_heavy_result
+from lamina.gateway.routes.codec_pool import FLAT_BYTES, CodecPool, is_heavy_result
 from lamina.gateway.routes.problems import PROBLEM, answered, error_problem, respond_problem, stored_problem
 from lamina.gateway.routes.request_options import RequestOptions
 from lamina.gateway.routes.targets import CallTarget
@@ -86,9 +86,6 @@ class RunRoutes:
         key = request.header(b"idempotency-key").decode("latin-1")
         if len(key) > MAX_KEY or not key.isprintable():
             raise BadValue(f"idempotency-key: {key[:40]!r} cannot be used", hint=f"up to {MAX_KEY} printable characters")
-        digest = hashlib.blake2b(f"{target.kind}/{target.name}\n".encode(), digest_size=16)
-        for name, blob in sorted(inputs.items()):
-            digest.update(b"%d %s %d " % (len(name), name.encode(), len(blob)) + blob)
         deadline_us, priority, cost_limit, objective = wishes
         if objective:
             raise BadValue("lamina-objective: for calls only", hint="a run has the objectives of its functions: leave it out")
@@ -103,7 +100,15 @@ class RunRoutes:
             extra = b"location: /v1/runs/%s\r\npreference-applied: respond-async\r\n" % accepted.id.encode()
             exchange.respond(202, msgspec.json.encode(run_summary(accepted)), http_codec.JSON, extra)
 
-        self._durable.accept(row, inputs, key, digest.hexdigest(), answered(exchange, done))
+        def accept(digest: str) -> None:
+            self._durable.accept(row, inputs, key, digest, answered(exchange, done))
+
+        label = f"{target.kind}/{target.name}\n".encode()
+        if size <= FLAT_BYTES:
+            accept(_digest(label, inputs))
+            return
+        work = asyncio.get_running_loop().run_in_executor(None, _digest, label, inputs)
+        work.add_done_callback(answered(exchange, lambda made: accept(made.result())))
 
     # ----------------------------------------------------------------------- looking
 
@@ -291,6 +296,15 @@ def run_summary(row: RunRow) -> dict[str, Any]:
         if value := getattr(row, field):
             shown[field] = value
     return shown
+
+
+def _digest(label: bytes, inputs: dict[str, bytes]) -> str:
+    """Tells runs of one idempotency key apart. Of large inputs it is made by a thread: the interpreter is not held meanwhile."""
+    digest = hashlib.blake2b(label, digest_size=16)
+    for name, blob in sorted(inputs.items()):
+        digest.update(b"%d %s %d " % (len(name), name.encode(), len(blob)))
+        digest.update(blob)
+    return digest.hexdigest()
 
 
 def _parse_int(text: str, field: str, least: int, most: int) -> int:

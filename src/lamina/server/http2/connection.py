@@ -163,6 +163,7 @@ class Http2Connection(asyncio.Protocol):
         self._charge: MemoryCharge | None = None  #: flat, for the connection itself
         self.send_window = DEFAULT_WINDOW
         self.max_frame_bytes = 16_384
+        self.is_write_blocked = False  #: the socket takes no more for now
         self.now_s = now_s
         self.streams: dict[int, Http2Stream] = {}
         self.decoder = HpackDecoder(limits.head_bytes, limits.headers, own_prefix)
@@ -225,10 +226,18 @@ class Http2Connection(asyncio.Protocol):
             self.drop_stream(stream)
 
     def pause_writing(self) -> None:
+        self.is_write_blocked = True
         self._blocked_since_s = self.now_s
 
     def resume_writing(self) -> None:
+        self.is_write_blocked = False
         self._blocked_since_s = 0.0
+        self._flush_blocked()
+
+    def _flush_blocked(self) -> None:
+        """Send what waited for the window of the connection, or for the socket."""
+        while self._blocked and self.send_window > 0 and not self.is_write_blocked:
+            self._blocked.pop(next(iter(self._blocked))).flush()  # it comes back behind the others if it has more
 
     def data_received(self, data: bytes) -> None:
         if self._is_closing and not self.streams:
@@ -536,8 +545,7 @@ class Http2Connection(asyncio.Protocol):
             self.send_window += more
             if not more or self.send_window > MAX_WINDOW:
                 raise ProtocolViolation(FLOW_CONTROL_ERROR if more else PROTOCOL_ERROR, "bad window")
-            while self._blocked and self.send_window > 0:
-                self._blocked.pop(next(iter(self._blocked))).flush()  # it comes back behind the others if it has more
+            self._flush_blocked()
             return
         if self._is_idle(number):
             raise ProtocolViolation(PROTOCOL_ERROR, "a window of nothing")
@@ -602,7 +610,7 @@ class Http2Connection(asyncio.Protocol):
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def block(self, stream: Http2Stream) -> None:
-        """A stream has more to send, and room in its own window: it waits for that of the connection."""
+        """A stream has more to send, and room in its own window: it waits for that of the connection, or for the socket."""
         self._blocked[stream.id] = stream
 
     def credit(self, size: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from lamina.server.http2.frames import CANCEL, DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, WINDOW_UPDATE, frame
@@ -16,6 +17,10 @@ EMPTY_MESSAGE = 4.0
 
 EARNED_BY_RESPONSE = 4
 """Nuisances that a response earns its client, beside one for each KiB: window updates, pings, a late reset."""
+
+
+WRITE_BYTES = 256 * 2**10
+"""Of frames that are put together and written at once."""
 
 
 class StreamReceiver(Protocol):
@@ -43,6 +48,7 @@ class Http2Stream:
         "_head",
         "_out",
         "_trailers",
+        "_unsent_bytes",
         "expected_bytes",
         "has_ended",
         "has_started",
@@ -74,7 +80,8 @@ class Http2Stream:
         self.is_closed = False
         self.has_started = False
         self._head = b""
-        self._out = bytearray()
+        self._out: deque[memoryview] = deque()  #: of the response, as it was given: what is large is not copied to wait here
+        self._unsent_bytes = 0
         self._trailers = b""
 
     @property
@@ -110,45 +117,61 @@ class Http2Stream:
     def send(self, data: bytes) -> None:
         if self.is_closed:
             return
-        self._out += data
+        self._queue(data)
         self.flush()
         if (
-            len(self._out) > self._connection.limits.unread_bytes
+            self._unsent_bytes > self._connection.limits.unread_bytes
             or self._connection.unsent > self._connection.limits.unread_bytes
         ):
             self.reset(CANCEL)
 
-    def end(self, data: bytes, trailers: bytes) -> None:
-        """End the response; `trailers` is an encoded block."""
+    def _queue(self, data: bytes) -> None:
+        if data:
+            self._out.append(memoryview(data))
+            self._unsent_bytes += len(data)
+
+    def end(self, data: bytes, trailers: bytes, more: Sequence[bytes] = ()) -> None:
+        """End the response with `data`, and with `more` behind it; `trailers` is an encoded block."""
         if self.is_closed:
             return
         connection = self._connection
         self._trailers = frame(HEADERS, END_HEADERS | END_STREAM, self.id, trailers)
         size = len(data)
-        if not self._out and size <= min(self.send_window, connection.send_window, connection.max_frame_bytes):
+        if not self._out and not more and size <= min(self.send_window, connection.send_window, connection.max_frame_bytes):
             connection.send_window -= size
             body = frame(DATA, 0, self.id, data) if data else b""
             connection.write(self._head + body + self._trailers)
             connection.earn(EARNED_BY_RESPONSE + size // 1_024 if size else 0)
             connection.close_stream(self)
             return
-        self._out += data
+        self._queue(data)
+        for part in more:
+            self._queue(part)
         self.flush()
 
     def flush(self) -> None:
-        """Send as much as the windows allow."""
+        """Send as much as the windows and the socket allow."""
         connection = self._connection
-        parts = [self._head]
+        parts, size = [self._head], 0
         self._head = b""
-        while self._out:
-            size = min(len(self._out), self.send_window, connection.send_window, connection.max_frame_bytes)
-            if size <= 0:
+        while self._out and not connection.is_write_blocked:
+            room = min(self.send_window, connection.send_window, connection.max_frame_bytes)
+            if room <= 0:
                 break
-            parts.append(frame(DATA, 0, self.id, bytes(self._out[:size])))
-            del self._out[:size]
-            self.send_window -= size
-            connection.send_window -= size
-            connection.earn(size // 1_024)
+            piece = self._out[0][:room]
+            if len(piece) < len(self._out[0]):
+                self._out[0] = self._out[0][room:]
+            else:
+                self._out.popleft()
+            parts.append(frame(DATA, 0, self.id, piece))
+            size += len(piece)
+            self._unsent_bytes -= len(piece)
+            self.send_window -= len(piece)
+            connection.send_window -= len(piece)
+            connection.earn(len(piece) // 1_024)
+            if size >= WRITE_BYTES:
+                connection.write(b"".join(parts))
+                parts, size = [], 0
         if not self._out and self._trailers:
             parts.append(self._trailers)
         connection.write(b"".join(parts))
