@@ -25,7 +25,7 @@ LAYERS = (
     ("policies", "predict", "values", "server"),
     ("planner", "ipc", "store"),
     ("sdk",),
-    ("asl",),
+    ("asl", "kernels"),
     ("core",),
 )
 """From the top; imports point down. Names of one layer never import each other."""

@@ -22,7 +22,7 @@ from lamina.access.records import SCOPES, Identity, Scope
 from lamina.errors import Forbidden, NotFound
 from lamina.gateway.deploy import app_package
 from tests.gateway.deploy.admin_fixture import ROOT, Managed, managed, zipped
-from tests.serving import Answer, Browser, write_app
+from tests.serving import APP, Answer, Browser, write_app
 
 pytestmark = pytest.mark.live
 
@@ -38,12 +38,24 @@ def {name}fn(x):
 def {name}flow(x):
     return {name}fn(x)
 """
+GRAPH = """
+from lamina import kernels
+
+@kernels.numpy_kernel
+def {name}copy(x, y):
+    y[...] = x
+
+@app.kernel_graph(scale=lamina.Scale(max=1))
+def {name}graph(g):
+    g.launch({name}copy, g.input("x", "float32", (1,)), kernels.out(g.output("y", "float32", (1,))))
+"""
 OURS, THEIRS = "acme", "evil"
 BODIES = {
     "infer": b'{"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1], "data": ["1"]}]}',
     "generate": b'{"x": 1}',
     "functions": b"1",
     "workflows": b"1",
+    "kernels": b'{"x": [1]}',
 }
 ADMIN_BODIES = {
     "token/create": b'{"name": "t", "tenant": "acme"}',
@@ -68,6 +80,7 @@ class Table:
     revoked: str = ""
     expired: str = ""
     runs: dict[str, str] = field(default_factory=dict)  #: by tenant
+    graphs: dict[str, str] = field(default_factory=dict)  #: by tenant
 
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(100)
@@ -78,11 +91,15 @@ class Table:
             for scope in SCOPES:
                 self.tokens[tenant, scope] = await server.token(scope, tenant=tenant)
         for tenant in (OURS, THEIRS):
-            answer = await server.deploy(f"{tenant}-app", SOURCE.format(name=tenant), self.tokens[tenant, "deploy"])
+            answer = await server.deploy(f"{tenant}-app", (SOURCE + GRAPH).format(name=tenant), self.tokens[tenant, "deploy"])
             assert answer.status == 200, answer.body
             token = self.tokens[tenant, "invoke"]
             accepted = await server.call(f"/v1/functions/{tenant}fn", 1, token, prefer="respond-async")
             self.runs[tenant] = accepted.json["id"]
+        for target in server.gateway.targets.all:
+            if target.signature is not None and target.signature.graph:
+                self.graphs[target.tenant] = target.signature.graph
+        assert set(self.graphs) == {OURS, THEIRS, ""}
         desk = AdminService(server.admin.access)
         made = await desk.perform(ROOT, "token/create", {"name": "gone", "scopes": list(SCOPES)})
         await desk.perform(ROOT, "token/revoke", {"id": made["id"]})
@@ -96,7 +113,7 @@ class Table:
 def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
     """On a public address, where every caller needs a token."""
     folder = tmp_path_factory.mktemp("table")
-    app = write_app(folder)
+    app = write_app(folder, APP + GRAPH.format(name="tested"))
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -140,6 +157,7 @@ def path_of(table: Table, route: str, tenant: str) -> str:
         "app": f"{tenant}-app" if tenant else "tested",
         "run": table.runs.get(tenant, "0" * 24),
         "call": table.runs.get(tenant, "0" * 24),
+        "graph": table.graphs[tenant],
     }
     path = route.partition(" ")[2]
     if "{key*}" in path or path == "/v1/state":
@@ -157,7 +175,7 @@ async def ask_http(table: Table, listener: str, route: str, token: str, tenant: 
     if "/admin/" in path:
         body = ADMIN_BODIES.get(path.removeprefix("/v1/admin/"), b"{}").replace(b"acme", (tenant or OURS).encode())
     if method == "PUT" and "/apps/" in path:
-        body = zipped({"app.py": SOURCE.format(name=tenant or "tested").encode()})
+        body = zipped({"app.py": (SOURCE + GRAPH).format(name=tenant or "tested").encode()})
         headers |= {"lamina_sha256": app_package.sha256_hex(body), "lamina_entry": "app.py"}
     if method == "DELETE":
         await ask_http(table, listener, route.replace("DELETE", "PUT"), table.tokens[tenant, "invoke"], tenant)
@@ -214,7 +232,7 @@ def status_of(table: Table, listener: str, route: str, token: str, tenant: str =
 CELLS = [(listener, route, rule) for listener, rows in RULES.items() for route, rule in rows.items()]
 GUARDED = [cell for cell in CELLS if cell[2].reach != "public"]
 NAMES_A_THING = re.compile(
-    r"\{(function|workflow|model|app|run|key\*)\}|/admin/(secret|user|token)/(set|invite|create)|^Model|^RepositoryModel"
+    r"\{(function|workflow|model|app|run|graph|key\*)\}|/admin/(secret|user|token)/(set|invite|create)|^Model|^RepositoryModel"
 )
 THINGS = [cell for cell in GUARDED if NAMES_A_THING.search(cell[1])]
 

@@ -35,6 +35,7 @@ from lamina.gateway.routes.calls import CallHandler
 from lamina.gateway.routes.codec_pool import CodecPool
 from lamina.gateway.routes.cold_start_grace import ColdStartGrace
 from lamina.gateway.routes.explain import ExplainRoutes, SampledRefusals
+from lamina.gateway.routes.kernels import KernelRoutes
 from lamina.gateway.routes.openapi import document
 from lamina.gateway.routes.problems import caller_problem, ending_problem, parse_error_body
 from lamina.gateway.routes.request_options import OWN_HEADERS
@@ -164,17 +165,19 @@ class Gateway:
         routes |= ExplainRoutes(loop).routes
         if run_routes is not None:
             routes |= run_routes.routes
+        call_handler = CallHandler(
+            *(loop, self.metrics, self.process, explain, grace),
+            refusals=refusals,
+            tracer=tracer,
+            runs=run_routes,
+            codecs=codecs,
+        )
+        routes |= KernelRoutes(self.targets, call_handler).routes
         self.router = Router(
             loop,
             self.targets,
             self.metrics,
-            CallHandler(
-                *(loop, self.metrics, self.process, explain, grace),
-                refusals=refusals,
-                tracer=tracer,
-                runs=run_routes,
-                codecs=codecs,
-            ),
+            call_handler,
             auth.authorize,
             self.process,
             refusals,

@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lamina.gpu.function_threads import FunctionThreads
+from lamina.gpu.kernel_module import NvrtcLauncher, device_module
 from lamina.gpu.slicer import DeviceSlice, Slicer, all_masks
 from lamina.sdk.context import BatchContext, active_context
 from lamina.sdk.function import Function
+from lamina.sdk.loaded_kernel_graph import LoadedKernelGraph
 from lamina.sdk.runner import Runner
-from lamina.sdk.torch_model import LoadedTorchModel, TorchModel, to_numpy
+from lamina.sdk.torch_model import LoadedTorchModel, to_numpy
 from lamina.worker.otel_context import attach_trace
 
 PREPARED_BLOCKS = 16
@@ -39,6 +41,8 @@ class LoadedFunction:
     runner: Runner
     mask: int  #: a slice as it will usually get: its home, or the first of its size
     threads: FunctionThreads
+    work: Any = None  #: of a model: what the executor runs, and an example for it
+    example: Sequence[Any] = ()
     staged: Any = None  #: its weights in pinned memory, until they have a block
     clone: Any = None  #: its module once more, for a second thread
     took_us: dict[str, int] = field(default_factory=dict)  #: where the time of its load went
@@ -63,7 +67,7 @@ class LoadedFunction:
         return tuple(dict.fromkeys((1, self.buckets[-1])))
 
     @property
-    def model(self) -> LoadedTorchModel | None:
+    def model(self) -> LoadedTorchModel | LoadedKernelGraph | None:
         return self.runner.model
 
     @property
@@ -72,8 +76,8 @@ class LoadedFunction:
 
     @property
     def takes_device_values(self) -> bool:
-        """Can it read values on the device? A user's own `pre` wants arrays of the host."""
-        return self.model is not None and type(self.model.model).pre is TorchModel.pre
+        """Can it read values on the device?"""
+        return self.model is not None and self.model.takes_device_values
 
     # --------------------------------------------------------------------- its life
 
@@ -152,8 +156,20 @@ def buckets_for(most: int) -> tuple[int, ...]:
     return (*sizes, most) if most > 1 else (1,)
 
 
+def model_work(model: LoadedTorchModel | LoadedKernelGraph, has_device: bool) -> tuple[Any, Sequence[Any]]:
+    """What the executor runs for a model, and a batch of one as example: a module on a device, a callable on the host."""
+    if isinstance(model, LoadedTorchModel):
+        is_module = has_device or not hasattr(model.module, "parameters")
+        return model.module if is_module else host_forward(model), model.example
+    if not has_device:
+        return model.host, model.example
+    import torch
+
+    return device_module(model.graph, model.plan, NvrtcLauncher(), lambda: int(torch.cuda.current_stream().cuda_stream))
+
+
 def host_forward(model: LoadedTorchModel) -> Callable[..., Any]:
-    """The module's forward pass on arrays of the host, for executors without a GPU."""
+    """The forward pass on arrays of the host, for executors without a GPU."""
     import torch
 
     def work(*arrays: Any) -> Any:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lamina.errors import LoadFailed, UnknownTarget
@@ -25,11 +25,10 @@ from lamina.gpu.function_threads import FunctionThreads, ThreadCache
 from lamina.gpu.gc_schedule import GcSchedule
 from lamina.gpu.graph_capture import GraphCaptureQueue
 from lamina.gpu.hot_standby import HotStandby
-from lamina.gpu.loaded_function import LoadedFunction, close_runner, host_forward, likely_masks, usual_mask
+from lamina.gpu.loaded_function import LoadedFunction, close_runner, likely_masks, model_work, on_host, usual_mask
 from lamina.gpu.protocol import FunctionLoaded, FunctionLoadFailed, FunctionUnloaded, LoadFunction, ModulesImported
 from lamina.gpu.slicer import Slicer
 from lamina.gpu.weights import clone_module
-from lamina.sdk.torch_model import to_numpy
 from lamina.worker.job_codec import error_info
 
 Submit = Callable[[str, list[Any], int, Callable[[FinishedBatch], None]], None]
@@ -127,27 +126,27 @@ class ModelLoader:
             function = self._function(name, app or self._app)
             runner = function.open()
         opened_ns = time.monotonic_ns()
-        staged = clone = None
+        work = staged = clone = None
+        example: Sequence[Any] = ()
         try:
             if runner.model is not None:
-                staged = models.stage(runner.model.module) if self._has_device else None
-                clone = clone_module(runner.model.module) if self._has_device else host_forward(runner.model)
+                work, example = model_work(runner.model, self._has_device)
+                staged = models.stage(work) if self._has_device else None
+                clone = clone_module(work) if self._has_device else work
         except BaseException:
             close_runner(function.name, runner)
             raise
         open_us, stage_us = (opened_ns - begin_ns) // 1000 - waited_us, (time.monotonic_ns() - opened_ns) // 1000
         took_us = {"waiting for others' code": waited_us, "its own code": open_us, "pinning": stage_us}
         return LoadedFunction(
-            instance, function, runner, usual_mask(function, self._slicer, home), threads, staged, clone, took_us
+            instance, function, runner, usual_mask(function, self._slicer, home), threads, work, example, staged, clone, took_us
         )
 
     def place(self, loaded: LoadedFunction) -> None:
         """Bring its weights to the device, to stay there until `unpin`."""
-        model, executor = loaded.model, self._executor
-        assert model is not None
+        executor = self._executor
         self._slicer.slice(loaded.mask)
-        work = model.module if self._has_device else host_forward(model)
-        executor.load(loaded.instance, work, model.example, buckets=loaded.buckets, staged=loaded.staged)
+        executor.load(loaded.instance, loaded.work, loaded.example, buckets=loaded.buckets, staged=loaded.staged)
         executor.models.pin(loaded.instance)
 
     def _function(self, name: str, app: str) -> Any:
@@ -236,8 +235,7 @@ class ModelLoader:
         if not left:
             then(probes)
             return
-        assert loaded.model is not None
-        item, begin_ns = tuple(to_numpy(part[0]) for part in loaded.model.example), time.monotonic_ns()
+        item, begin_ns = tuple(on_host(part[0]) for part in loaded.example), time.monotonic_ns()
 
         def ended(done: FinishedBatch) -> None:
             loaded.add_time("timing it", (time.monotonic_ns() - begin_ns) // 1000)

@@ -163,7 +163,7 @@ class HostPlan:
 
     @property
     def is_cut(self) -> bool:
-        return self.is_captured and hasattr(self.work, "segments")
+        return self.is_captured and (hasattr(self.work, "segments") or getattr(self.work, "launches", 0) > 1)
 
 
 class HostFlight:
@@ -173,6 +173,7 @@ class HostFlight:
         self._found = device_us, outputs
         self._steps = steps
         self._is_paused = False
+        self._error: Exception | None = None  #: of a step, which ends this run and no other
         self.remaining_segments = 0 if steps is None else 1
 
     @property
@@ -191,9 +192,15 @@ class HostFlight:
 
     def is_done(self) -> bool:
         if self._steps is not None and not self._is_paused:
-            outputs = next(self._steps)
+            begin_ns = time.perf_counter_ns()
+            try:
+                outputs = next(self._steps)
+            except Exception as error:
+                self._error, outputs = error, []
+            device_us = self._found[0] + (time.perf_counter_ns() - begin_ns) // 1000
+            self._found = device_us, outputs or []
             if outputs is not None:
-                self._found, self._steps, self.remaining_segments = (self._found[0], outputs), None, 0
+                self._steps, self.remaining_segments = None, 0
         return self._steps is None
 
     def wait(self) -> None:
@@ -201,6 +208,8 @@ class HostFlight:
             pass
 
     def result(self) -> tuple[int, list[Any]]:
+        if self._error is not None:
+            raise self._error
         return self._found
 
     def free(self) -> None:
@@ -263,6 +272,10 @@ class HostRuntime:
 def _steps(plan: HostPlan, count: int) -> Iterator[list[Any] | None]:
     """A run in segments, one at each step: None until the last, then the rows."""
     values: Any = tuple(buffer.copy() for buffer in plan.inputs)
+    if hasattr(plan.work, "steps"):  # a kernel graph, launch by launch
+        for outputs in plan.work.steps(*values):
+            yield split_rows(outputs, count) if outputs is not None else None
+        return
     *first, last = plan.work.segments  # type: ignore[attr-defined]
     for segment in first:
         values = segment(*values)

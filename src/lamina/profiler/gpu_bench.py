@@ -14,7 +14,7 @@ from typing import Any
 
 from lamina.errors import BadValue, LaminaError
 from lamina.gpu.executor import SliceExecutor
-from lamina.gpu.loaded_function import CallableBatch, SliceThread, buckets_for, host_forward
+from lamina.gpu.loaded_function import CallableBatch, SliceThread, buckets_for, model_work
 from lamina.predict.profile import Traits
 from lamina.profiler.bench import TimedRun
 from lamina.sdk.context import BatchContext
@@ -45,8 +45,8 @@ class GpuBench:
         self._runner = self._function.open()
         if (model := self._runner.model) is not None:
             self._items = [_raise_if_error(row) for row in model.rows(self._samples)]
-            work = host_forward(model) if hasattr(model.module, "parameters") and not self._on_gpu else model.module
-            self._executor.load(self._function.name, work, model.example, buckets=self._buckets)
+            work, example = model_work(model, self._on_gpu)
+            self._executor.load(self._function.name, work, example, buckets=self._buckets)
         return (time.perf_counter_ns() - begin_ns) // 1000
 
     def run(self, batch: int, units: int) -> TimedRun:
@@ -98,8 +98,8 @@ class GpuBench:
 
     def traits(self) -> Traits | None:
         """Bytes a batch moves, as far as the operators of a model tell; None for anything else."""
-        model: LoadedTorchModel | None = self._runner.model if self._runner is not None else None
-        if model is None or not hasattr(model.module, "parameters"):
+        model = self._runner.model if self._runner is not None else None
+        if not isinstance(model, LoadedTorchModel) or not hasattr(model.module, "parameters"):
             return None
         from lamina.predict.interference import traits_from_record
         from lamina.profiler.model_trace import trace_model

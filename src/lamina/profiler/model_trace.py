@@ -20,6 +20,7 @@ from lamina.predict import interference, learned
 from lamina.predict.model_features import Record
 from lamina.predict.profile import Profile
 from lamina.sdk.function import Function
+from lamina.sdk.torch_model import LoadedTorchModel
 
 VIEW_OPERATORS = {
     "view", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "slice", "select", "detach", "alias", "as_strided",
@@ -136,7 +137,7 @@ def predict_profile(function: Function[..., Any], kind: str) -> Profile:
     model = learned.shipped_model(kind)
     runner = function.open()
     try:
-        if runner.model is None or not hasattr(runner.model.module, "parameters"):
+        if not isinstance(runner.model, LoadedTorchModel) or not hasattr(runner.model.module, "parameters"):
             raise BadValue(
                 f"function {function.name!r} is no torch model, so nothing can be said of it without running it",
                 hint="make it a lamina.TorchModel, or profile it on the device",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -12,10 +13,12 @@ from msgspec.structs import replace
 
 from lamina.core.events import Deployed
 from lamina.errors import BadValue, UnknownTarget, checked_text, did_you_mean
+from lamina.kernels.graph import GraphBuilder
 from lamina.sdk.app_state import InMemoryState, KeyValueState, Transaction
 from lamina.sdk.context import context
 from lamina.sdk.cron import parse_cron
 from lamina.sdk.function import Function
+from lamina.sdk.kernel_graph import KernelGraphFunction
 from lamina.sdk.resources import CPU, GPU, SLO, Quota, Scale, checked_bool, checked_int, checked_objective
 from lamina.sdk.torch_model import TorchModel
 from lamina.sdk.triggers import Trigger, bind_trigger, checked_overlap
@@ -125,27 +128,7 @@ class App:
         """
         if bare:
             raise BadValue(f"{user_place()}: @app.function without parentheses", hint="write @app.function()")
-        if not isinstance(cpu, CPU):
-            cpu = CPU(1 if cpu is None else cpu)
-        if gpu is not None and not isinstance(gpu, GPU):
-            gpu = GPU(gpu)
-        isolated = gpu is not None and gpu.isolated
-        spec = FunctionSpec(
-            name="",
-            max_batch=checked_int(batch, "batch", 1),
-            cores=cpu.cores,
-            share=gpu.part if gpu else 0.0,
-            gpu="no" if gpu is None else "must" if gpu.required else "may",
-            memory_mib=max(cpu.memory_mib, gpu.memory_mib if gpu else 0),
-            home=checked_bool(home, "home") or isolated,  # the share of a process is fixed when it starts
-            lend=checked_bool(lend, "lend") and not isolated,
-            quota=_quota(quota, gpu).spec(),
-            scale=_scale(scale).spec(),
-            slo=_slo(slo).spec(),
-            idempotent=checked_bool(idempotent, "idempotent"),
-            max_queue=checked_int(max_queue, "max_queue", 1),
-            objective=checked_objective(objective),
-        )
+        spec, isolated = _function_spec(batch, slo, cpu, gpu, scale, quota, home, lend, idempotent, max_queue, objective)
 
         def decorate(target: Any) -> Any:
             place = user_place()
@@ -154,6 +137,44 @@ class App:
             function: Function[..., Any] = Function(
                 self, target, replace(spec, name=target_name), place, isolated=isolated, home=home
             )
+            self.functions[target_name] = function
+            return function
+
+        return decorate
+
+    def kernel_graph(
+        self,
+        *bare: Any,
+        batch: int = 1,
+        iterations: int = 1,
+        name: str | None = None,
+        slo: SLO | str | None = None,
+        cpu: CPU | int | None = None,
+        gpu: GPU | str | float | None = None,
+        scale: Scale | None = None,
+        quota: Quota | None = None,
+        home: bool = False,
+        lend: bool = True,
+        idempotent: bool = True,
+        max_queue: int = 10_000,
+        objective: Objective = "",
+    ) -> Callable[[Callable[[GraphBuilder], None]], KernelGraphFunction]:
+        """Make a function of a kernel graph: what is decorated is called once, here, with a `GraphBuilder` (`lamina.kernels`).
+
+        All launches run `iterations` times for each request. The other options are those of `function`."""
+        if bare:
+            raise BadValue(f"{user_place()}: @app.kernel_graph without parentheses", hint="write @app.kernel_graph()")
+        spec, isolated = _function_spec(batch, slo, cpu, gpu, scale, quota, home, lend, idempotent, max_queue, objective)
+
+        def decorate(build: Callable[[GraphBuilder], None]) -> KernelGraphFunction:
+            place = user_place()
+            target_name = name or build.__name__
+            self.claim_name(target_name, place)
+            builder = GraphBuilder()
+            build(builder)
+            made = replace(spec, name=target_name)
+            graph = builder.build(checked_int(iterations, "iterations", 1))
+            function = KernelGraphFunction(self, graph, made, place, inspect.getdoc(build) or "", isolated=isolated, home=home)
             self.functions[target_name] = function
             return function
 
@@ -305,6 +326,44 @@ def _checked(name: Any, field: str, place: str = "") -> str:
 def _snake(name: str) -> str:
     """Snake case of a class name: ResNet is res_net, OCRModel is ocr_model."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def _function_spec(
+    batch: int,
+    slo: SLO | str | None,
+    cpu: CPU | int | None,
+    gpu: GPU | str | float | None,
+    scale: Scale | None,
+    quota: Quota | None,
+    home: bool,
+    lend: bool,
+    idempotent: bool,
+    max_queue: int,
+    objective: Objective,
+) -> tuple[FunctionSpec, bool]:
+    """Spec of a function without its name, and whether it has a process of its own on the GPU."""
+    if not isinstance(cpu, CPU):
+        cpu = CPU(1 if cpu is None else cpu)
+    if gpu is not None and not isinstance(gpu, GPU):
+        gpu = GPU(gpu)
+    isolated = gpu is not None and gpu.isolated
+    spec = FunctionSpec(
+        name="",
+        max_batch=checked_int(batch, "batch", 1),
+        cores=cpu.cores,
+        share=gpu.part if gpu else 0.0,
+        gpu="no" if gpu is None else "must" if gpu.required else "may",
+        memory_mib=max(cpu.memory_mib, gpu.memory_mib if gpu else 0),
+        home=checked_bool(home, "home") or isolated,  # the share of a process is fixed when it starts
+        lend=checked_bool(lend, "lend") and not isolated,
+        quota=_quota(quota, gpu).spec(),
+        scale=_scale(scale).spec(),
+        slo=_slo(slo).spec(),
+        idempotent=checked_bool(idempotent, "idempotent"),
+        max_queue=checked_int(max_queue, "max_queue", 1),
+        objective=checked_objective(objective),
+    )
+    return spec, isolated
 
 
 def _slo(slo: SLO | str | None) -> SLO:

@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lamina.errors import BadValue
 from lamina.sdk.app_state import KeyValueState, Transaction
 from lamina.sdk.spans import InnerSpan, record_span
+
+if TYPE_CHECKING:
+    from lamina.sdk.loaded_kernel_graph import BufferAccess
 
 
 class RequestOrigin(Protocol):
@@ -42,6 +45,7 @@ class BatchContext:
     origins: Sequence[RequestOrigin] = ()  #: request by request
     spans: list[InnerSpan] | None = None  #: where `span` writes; None: not traced
     function: str = ""
+    buffers: BufferAccess | None = None  #: by key, as the tenants of its requests may reach them
 
     @property
     def call_id(self) -> str:

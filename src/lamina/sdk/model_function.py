@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from lamina.sdk.app import App
 
 
-def _no_code() -> None:
+def no_code() -> None:
     """Placeholder target: there is no code to inspect."""
 
 
@@ -51,7 +51,7 @@ class ModelFunction(Function[..., Any]):
         make: Callable[[], Any],
         place: str,
     ) -> None:
-        super().__init__(app, _no_code, spec, place)
+        super().__init__(app, no_code, spec, place)
         self.target = make
         self.is_class = True
         self.signature = signature

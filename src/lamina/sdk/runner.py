@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lamina.encoding import RaisedResponse, Response
 from lamina.errors import BadValue, LoadFailed
 from lamina.sdk.binding import NOTHING
+from lamina.sdk.loaded_kernel_graph import LoadedKernelGraph
 from lamina.sdk.tensors import to_tensor
 from lamina.sdk.torch_model import LoadedTorchModel, TorchModel
 from lamina.sdk.user_errors import message_of, user_frames_only
@@ -39,15 +40,15 @@ class Runner:
         self._converters = function.converters
         self._tensors = {port.name: port.tensor for port in function.signature.inputs if port.tensor is not None}
         self._instance: Any = None
-        self.model: LoadedTorchModel | None = (
-            None  #: of a `TorchModel`: the GPU executor runs its module there instead of on the host
-        )
+        self.model: LoadedTorchModel | LoadedKernelGraph | None = None  #: what the GPU executor runs there instead of on the host
         self._call: Callable[..., Any] = function.target
         if function.is_class:
             try:
                 self._instance = self._call = function.target()
                 if isinstance(self._instance, TorchModel):
                     self.model = LoadedTorchModel(self._instance)
+                elif isinstance(self._instance, LoadedKernelGraph):
+                    self.model = self._instance
                 elif hasattr(self._instance, "load"):
                     self._awaited(self._instance.load())
             except (Exception, SystemExit) as error:

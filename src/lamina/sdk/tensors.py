@@ -73,6 +73,7 @@ class Signature(Struct, frozen=True):
     streams: bool = False  #: outputs come in pieces
     model: str = ""  #: of a model file: its name, where several functions are its versions
     version: str = "1"
+    graph: str = ""  #: of a kernel graph: its content hash
 
 
 RESULT = "output"

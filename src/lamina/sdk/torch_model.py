@@ -59,6 +59,7 @@ class LoadedTorchModel:
         if self._device != "cpu":  # alone in its process
             self.module.to(self._device)
         self.has_post = type(model).post is not TorchModel.post
+        self.takes_device_values = type(model).pre is TorchModel.pre  #: else the user's own `pre` wants arrays of the host
 
     def rows(self, calls: Sequence[Inputs]) -> list[Any]:
         """Each request prepared: a tuple of arrays, or the exception its inputs ended with."""

@@ -153,7 +153,14 @@ def _state_paths() -> dict[str, Any]:
 
 
 def _other_paths() -> dict[str, Any]:
+    graph = {"name": "graph", "in": "path", "required": True, "description": "Content hash", "schema": {"type": "string"}}
     return {
+        "/v1/kernels": {"get": _operation("kernels", "Kernel graphs by content hash", [])},
+        "/v1/kernels/{graph}": {
+            "get": _operation("kernel", "Buffers of a kernel graph", [graph], "404"),
+            "post": _operation("call_kernel", "Call a kernel graph", [graph], "400", "404", "408", "429", "500", "503", "504")
+            | {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}},
+        },
         "/v1/bill": {
             "get": _operation("bill", "What calls have cost", [_query("from"), _query("to"), _query("by")], "400", "403", "503")
             | {"description": "Days are 2026-05-01, in UTC; `by` is some of day, tenant, target, or day and function"},

@@ -32,6 +32,7 @@ _INDEX = {
     "server": f"lamina {lamina.__version__}",
     "functions": "/v1/functions",
     "workflows": "/v1/workflows",
+    "kernels": "/v1/kernels",
     "models": "/v2",
     "runs": "/v1/runs",
     "state": "/v1/state",

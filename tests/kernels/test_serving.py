@@ -1,0 +1,129 @@
+"""Kernel graphs served: by name and by content hash, in batches, and with errors that say what to do."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lamina
+from lamina import kernels
+from lamina.errors import BadValue
+from lamina.sdk.kernel_graph import KernelGraphFunction
+from tests.serving import Browser, served
+
+SOURCE = """
+import lamina
+from lamina import kernels
+
+app = lamina.App("graphs")
+
+
+@kernels.numpy_kernel
+def weigh(pixels, weights, score):
+    score[...] = pixels.reshape(len(pixels), -1) @ weights
+
+
+@kernels.numpy_kernel
+def largest(score, best):
+    best[...] = score.argmax(-1)
+
+
+def identity():
+    import numpy as np
+
+    return np.eye(4, dtype=np.float32)
+
+
+@app.kernel_graph(batch=8, scale=lamina.Scale(min=1, max=1))
+def classify(g):
+    "The largest of four."
+    pixels = g.input("pixels", "float32", (2, 2))
+    weights = g.constant("weights", "float32", (4, 4), value=identity)
+    score, best = g.output("score", "float32", (4,)), g.output("best", "int64", ())
+    g.launch(weigh, pixels, weights, kernels.out(score))
+    g.launch(largest, score, kernels.out(best))
+
+
+"""
+
+
+@pytest.fixture
+def app_file(tmp_path: Path) -> Path:
+    path = tmp_path / "graphs.py"
+    path.write_text(SOURCE)
+    return path
+
+
+@pytest.fixture
+def classify(app_file: Path) -> KernelGraphFunction:
+    from lamina.sdk.app_loader import load_app
+
+    return load_app(str(app_file)).functions["classify"]  # type: ignore[return-value]
+
+
+def test_a_graph_is_a_function_like_any_other(classify: KernelGraphFunction):
+    found = classify.local(pixels=[[0, 1], [5, 2]])
+    assert found["best"] == 2 and found["score"].tolist() == [0, 1, 5, 2]
+    assert classify.doc == "The largest of four."
+    assert [port.name for port in classify.signature.outputs] == ["score", "best"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"pixels": [[1, 2, 3]]}, "pixels: shape [1, 3]"),
+        ({"pixels": [["a", "b"], ["c", "d"]]}, "pixels: text or objects"),
+        ({"pixels": {"key": "../x"}}, "pixels: key"),
+        ({"pixels": {"kee": "x"}}, "an object with kee"),
+        ({"pixels": [[0, 1], [5, 2]], "weights": [1]}, 'weights: list where {"key": ...} is taken'),
+        ({"pixels": {"key": "x"}}, "no data layer here"),
+    ],
+)
+def test_a_request_that_does_not_fit_is_told_buffer_value_and_what_to_do(classify: KernelGraphFunction, given: Any, said: str):
+    with pytest.raises(BadValue) as caught:
+        classify.local(**given)
+    assert said in caught.value.message and caught.value.hint
+
+
+def test_a_bad_request_fails_alone_in_its_batch(classify: KernelGraphFunction):
+    good = {"pixels": np.full((2, 2), 3, np.float32)}
+    first, bad, last = classify.open().run([dict(good), {"pixels": [1]}, dict(good)])
+    assert isinstance(bad, BadValue) and first["best"] == last["best"] == 0
+
+
+def test_an_unsound_graph_is_refused_where_it_is_written():
+    app = lamina.App("wrong")
+
+    @kernels.numpy_kernel
+    def copy(x, y):
+        y[...] = x
+
+    with pytest.raises(BadValue, match=r"test_serving\.py.*reads 'u' before"):
+
+        @app.kernel_graph()
+        def graph(g):
+            u, y = g.temporary("u", "float32", (1,)), g.output("y", "float32", (1,))
+            g.input("x", "float32", (1,))
+            g.launch(copy, u, kernels.out(y))
+
+
+@pytest.mark.live
+def test_it_is_called_by_name_and_by_hash(app_file: Path):
+    async def play() -> None:
+        async with served(app_file) as gateway, Browser(gateway.port) as browser:
+            by_name = await browser.post("/v1/functions/classify", {"pixels": [[0, 1], [5, 2]]})
+            assert by_name.status == 200 and by_name.json["best"] == 2
+            (listed,) = (await browser.ask("GET", "/v1/kernels")).json
+            assert listed["function"] == "classify" and listed["keys"] == ["weights", "score", "best"]
+            by_hash = await browser.post(f"/v1/kernels/{listed['graph']}", {"pixels": [[9, 1], [5, 2]]})
+            assert by_hash.status == 200 and by_hash.json["best"] == 0
+            unknown = await browser.post("/v1/kernels/0123", {"pixels": [[9, 1], [5, 2]]})
+            assert unknown.status == 404 and "/v1/kernels" in unknown.json["hint"]
+            bad = await browser.post("/v1/functions/classify", {"pixels": [[0, 1]]})
+            assert bad.status == 422 and "shape [1, 2]" in bad.json["detail"]
+
+    asyncio.run(play())
