@@ -14,6 +14,11 @@ from msgspec.structs import replace
 
 from lamina import policies
 from lamina.asl.evaluation import DATA_LIMIT_BYTES
+from lamina.cluster.agent import Agent, AgentConfig, NodeShared
+from lamina.cluster.agent_listener import ListenForAgents
+from lamina.cluster.cluster_engine import ClusterEngine
+from lamina.cluster.node_values import LeaderState
+from lamina.cluster.packages import Pack, PackageStore, Unpack
 from lamina.core.controller import HANG_FLOOR_US, Controller
 from lamina.core.policy import DispatchRole
 from lamina.drivers.engine import EngineShared
@@ -53,6 +58,15 @@ NOISE = 0.05
 """Of emulated devices: sigma of the logarithm of a batch's time over its profile, as scenarios have it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """Agents of other machines: where they join, how apps are packed for them, and whether this machine's devices serve too."""
+
+    listen: ListenForAgents
+    pack: Pack
+    local_devices: bool = True
+
+
 @dataclass(slots=True)
 class ServingRuntime:
     app: App
@@ -82,6 +96,7 @@ def open_local(
     environment: Mapping[str, str] | None = None,
     tenant_users: tuple[int, int] = TENANT_USERS,
     hang_floor_us: int = HANG_FLOOR_US,
+    cluster: ClusterOptions | None = None,
 ) -> ServingRuntime:
     """Runtime on this machine: CPU cores in worker processes, and the GPUs that `gpu` names ("auto": those there are), in slices
     that have SMs of their own or share all of them (see `Slices`).
@@ -91,7 +106,7 @@ def open_local(
     With `explain`, the policy records what it weighed. `memory_bytes` is the memory budget of the server, of which shared memory
     may take half; 0: a part of the memory there is. `state_data_bytes` is the data limit of states of state machines.
     `environment` is added to that of the app's functions; `tenant_users` are the users that functions of tenants run as.
-    No batch of a known length counts as hung before `hang_floor_us`.
+    No batch of a known length counts as hung before `hang_floor_us`. With `cluster`, agents of other machines may join.
     """
     app = load_app(app_path)
     known = read_profiles(app_path, profiles)
@@ -107,6 +122,8 @@ def open_local(
     limits = _shm_limits(memory_bytes)
     isolation = ProcessIsolation(tenant_users)
     engine = _open_engines(app, app_path, cores, gpus, state, shared, isolation, table if probe else None, limits)
+    if cluster is not None:
+        engine = ClusterEngine(engine, cluster.listen, app_path, state, cluster.pack, local=cluster.local_devices)
     slots = engine.references
     shadow_runner = ShadowRunner(engine) if probe or shadow_batches else None
     most = memory_bytes or default_memory_budget()
@@ -116,6 +133,19 @@ def open_local(
     if probe and shadow_runner is not None:
         reprofiler = IdleReprofiler(driver, predictor, shadow_runner, lambda: samples_of(app, app_path))
     return ServingRuntime(app, driver, state, reprofiler, shadow_runner)
+
+
+def open_agent(
+    config: AgentConfig, unpack: Unpack, *, gpu: str = "auto", slices: SliceMode = "auto", memory_bytes: int = 0
+) -> Agent:
+    """Agent with the devices of this machine: its cores, and the GPUs that `gpu` names."""
+    state, shared = LeaderState(), NodeShared()
+    soft = slices == "soft"
+    found = [] if gpu == "no" else _name_gpus(gpu)
+    gpus = [(name, place, replace(at, owned=True, limits=replace(at.limits, soft=soft))) for name, place, at in found]
+    cpu = CpuEngine("", [cpu_device()], _shm_limits(memory_bytes), state=state, shared=shared)
+    engines = [GpuEngine("", device, name, cpu.references, ordinal=place, shared=shared) for name, place, device in gpus]
+    return Agent(config, CompositeEngine(cpu, engines), shared, state, PackageStore(config.folder / "packages", unpack))
 
 
 def _shm_limits(memory_bytes: int) -> WorkerLimits:
@@ -143,14 +173,20 @@ def _find_gpus(app: App, gpu: str, slices: SliceMode) -> list[FoundGpu]:
     """GPUs that `gpu` names, if any function asks for one."""
     if gpu == "no" or not any(function.spec.gpu != "no" for function in app.functions.values()):
         return []
-    if gpu == "auto":
-        found = discovery.find_gpus_in_subprocess()
-    else:
-        slicer = open_slicer(gpu)
-        found = [(gpu, 0, slicer.device)]
-        slicer.close()
     soft = uses_soft_slices(slices, app.functions.values())
+    found = _name_gpus(gpu)
     return [(name, place, replace(at, owned=True, limits=replace(at.limits, soft=soft))) for name, place, at in found]
+
+
+def _name_gpus(gpu: str) -> list[FoundGpu]:
+    """GPUs that `gpu` names; "auto": those there are."""
+    if gpu == "auto":
+        return discovery.find_gpus_in_subprocess()
+    slicer = open_slicer(gpu)
+    try:
+        return [(gpu, 0, slicer.device)]
+    finally:
+        slicer.close()
 
 
 def _open_engines(

@@ -150,6 +150,8 @@ _MANAGEMENT: dict[str, tuple[Scope | None, Reach]] = {
     "PUT /v1/apps/{app}/traffic": ("deploy", "change"),
     "POST /v1/functions/{function}/terms": ("deploy", "change"),
     "GET /v1/logs": ("read", "own"),
+    "GET /v1/nodes": ("read", "operator"),
+    "POST /v1/nodes/{node}/drain": ("admin", "operator"),
     "POST /v1/admin/token/create": ("admin", "own"),
     "POST /v1/admin/token/list": ("admin", "own"),
     "POST /v1/admin/token/revoke": ("admin", "own"),

@@ -23,7 +23,7 @@ _GROUPS = {
     "Serve and call": ("serve", "call", "run", "load", "top", "runs", "state", "bill"),
     "Workflows": ("draw", "asl"),
     "Measure, plan and compare": ("profile", "profiles", "plan", "sim", "explain", "policies", "lab"),
-    "Manage a server": ("deploy", "traffic", "ls", "logs", "history", "rollback", "scale", "resize"),
+    "Manage a server": ("deploy", "traffic", "ls", "logs", "history", "rollback", "scale", "resize", "agent"),
     "Let others in": ("login", "token", "tenant", "user", "secret", "audit"),
 }
 """How `--help` lists them; what is in none comes last, so a new file needs no entry."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from lamina.cli._server_config import EngineOptions, ListenOptions, ObserveOptions, ServerConfig, SourceOptions
+from lamina.cli._server_config import AgentOptions, EngineOptions, ListenOptions, ObserveOptions, ServerConfig, SourceOptions
 from lamina.cli._shared import policy_options
 from lamina.errors import BadValue, LaminaError, NotLeader
 from lamina.types import DeviceSpec, FunctionSpec
@@ -27,7 +27,8 @@ from lamina.units import parse_bytes, show_bytes, show_us
 
 if TYPE_CHECKING:
     from lamina.access.access_control import AccessControl
-    from lamina.bootstrap import ServingRuntime
+    from lamina.bootstrap import ClusterOptions, ServingRuntime
+    from lamina.cluster.agent_listener import ListenForAgents
     from lamina.cluster.kubernetes_api import RoleLabels
     from lamina.core.eventlog import EventLogWriter
     from lamina.gateway.bootstrap import Gateway
@@ -67,7 +68,8 @@ def serve(config: ServerConfig) -> int:
         if config.listen.url:
             os.environ.setdefault("LAMINA_URL", config.listen.url)
         app_path = _app_path(config.source)
-        runtime = _open_runtime(config.engine, app_path, config.listen.memory_bytes, parse_users(config.access.tenant_users))
+        users = parse_users(config.access.tenant_users)
+        runtime = _open_runtime(config.engine, config.agents, app_path, config.listen.memory_bytes, users)
         place = config.store.place
         store = None if place == "none" else open_store(place or default_location(app_path, runtime.app.name))
         others = adopt_orphans()
@@ -101,11 +103,14 @@ def _app_path(source: SourceOptions) -> str:
     return ModelBundle(entries, file or "").target(folder)
 
 
-def _open_runtime(config: EngineOptions, app_path: str, memory_bytes: int, tenant_users: tuple[int, int]) -> ServingRuntime:
+def _open_runtime(
+    config: EngineOptions, agents: AgentOptions, app_path: str, memory_bytes: int, tenant_users: tuple[int, int]
+) -> ServingRuntime:
     """Runtime with app, policy and engine."""
     from lamina import bootstrap, policies
 
     policy = policies.build(config.policy, policy_options(config.options))
+    listen = agents.listen
     if not config.emulated_devices:
         return bootstrap.open_local(
             app_path,
@@ -119,12 +124,22 @@ def _open_runtime(config: EngineOptions, app_path: str, memory_bytes: int, tenan
             state_data_bytes=parse_bytes(config.state_data_limit, "--state-data-limit"),
             environment=config.environment,
             tenant_users=tenant_users,
+            cluster=None if listen is None else _cluster(listen, agents),
         )
+    if listen is not None:
+        raise BadValue("--agents: emulated devices have no agents", hint="leave out --emulate")
     from lamina.sdk.app_loader import load_app
 
     profiles = bootstrap.read_profiles(app_path, config.profiles)
     app, devices = load_app(app_path), config.emulated_devices
     return bootstrap.open_emulated(app, devices, profiles, policy=policy, explain=config.explain)
+
+
+def _cluster(listen: ListenForAgents, agents: AgentOptions) -> ClusterOptions:
+    from lamina.bootstrap import ClusterOptions
+    from lamina.gateway.deploy.app_package import pack
+
+    return ClusterOptions(listen=listen, pack=pack, local_devices=not agents.no_devices)
 
 
 @contextlib.contextmanager
@@ -310,6 +325,7 @@ class _Server:
                 "grpc_port": gateway.grpc_port,
                 "targets": names,
                 "role": gateway.role,
+                "agents_port": gateway.cluster.listener.port if gateway.cluster is not None else 0,
             }
             click.echo(msgspec.json.encode(told).decode())
             sys.stdout.flush()
@@ -379,6 +395,8 @@ def introduce(gateway: Gateway, policy: str, label: str) -> None:
         click.echo(f"  warning   {line}")
     if gateway.durable is not None:
         _say_where_runs_are(gateway.durable.store)
+    if gateway.cluster is not None:
+        click.echo(f"  agents    may join on port {gateway.cluster.listener.port}")
     if gateway.grpc_port:
         click.echo(f"  gRPC      {gateway.host}:{gateway.grpc_port}")
     click.echo(f"listening on {gateway.url}   (Ctrl-C stops)")

@@ -10,11 +10,14 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from lamina.errors import BadValue
 from lamina.units import parse_bytes, parse_us, show_bytes
+
+if TYPE_CHECKING:
+    from lamina.cluster.agent_listener import ListenForAgents
 
 T = TypeVar("T")
 MIN_BUDGET_BYTES = 16 * 2**20
@@ -159,6 +162,45 @@ class AccessOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOptions:
+    """Agents of other machines, which may join here."""
+
+    agents: str | None  #: HOST:PORT; None: there are none
+    agents_advertise: str | None
+    join_token_file: Path | None
+    agents_tls_ca: Path | None
+    agents_tls_cert: Path | None
+    agents_tls_key: Path | None
+    no_devices: bool
+
+    @property
+    def listen(self) -> ListenForAgents | None:
+        """Where agents join; None: nowhere."""
+        if self.agents is None:
+            given = self.join_token_file or self.agents_tls_ca or self.agents_tls_cert or self.agents_tls_key
+            if self.no_devices or given or self.agents_advertise:
+                raise BadValue("--agents is not given, and other options about agents are", hint="--agents HOST:PORT")
+            return None
+        from lamina.cluster.agent_listener import ListenForAgents
+        from lamina.cluster.credentials import TlsFiles, read_token
+
+        host, port = parse_address(self.agents, "--agents")
+        files = (self.agents_tls_ca, self.agents_tls_cert, self.agents_tls_key)
+        tls = TlsFiles(*(str(file) if file else "" for file in files))
+        tls.check("--agents-tls")
+        token = read_token(self.join_token_file, "--join-token-file", host)
+        return ListenForAgents(host=host, port=port, token=token, tls=tls, advertise=self.agents_advertise or "")
+
+
+def parse_address(text: str, option: str) -> tuple[str, int]:
+    """HOST:PORT in two parts; an IPv6 address is in brackets."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise BadValue(f"{option}: {text[:80]!r} is not HOST:PORT", hint="such as 0.0.0.0:8710")
+    return host.strip("[]"), int(port)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveOptions:
     """Logs, traces, and what clients and the terminal are told."""
 
@@ -180,6 +222,7 @@ class ServerConfig:
     listen: ListenOptions
     store: StoreOptions
     access: AccessOptions
+    agents: AgentOptions
     observe: ObserveOptions
     grace_s: float
 
@@ -192,6 +235,7 @@ def server_config(options: Mapping[str, Any]) -> ServerConfig:
         listen=_group(ListenOptions, options),
         store=_group(StoreOptions, options),
         access=_group(AccessOptions, options),
+        agents=_group(AgentOptions, options),
         observe=_group(ObserveOptions, options),
         grace_s=parse_us(options["grace"], "--grace") / 1e6,
     )

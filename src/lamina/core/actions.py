@@ -38,13 +38,15 @@ class StartBatch(Struct, frozen=True, tag=True):
 
 
 class Load(Struct, frozen=True, tag=True):
-    """An instance to load on a device; `mask` is its reserved slice, 0 if it has none, `quota` its share of the time there."""
+    """An instance to load on a device; `mask` is its reserved slice, 0 if it has none, `quota` its share of the time there.
+    `adopts`: it is loaded already, and had this name; `InstanceReady` must follow all the same."""
 
     instance: str
     function: str
     device: str
     mask: int = 0
     quota: float = 1.0
+    adopts: str = ""
 
 
 class Unload(Struct, frozen=True, tag=True):

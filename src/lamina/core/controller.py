@@ -27,7 +27,7 @@ of the state by one module:
     scheduling/completions.py     outcomes of batches, what they teach         tenancy/fair_share.py usage of tenants, fair queues
     scheduling/failures.py        retries, quarantine, back-off, hangs         policy.py             what policies see and decide
     scheduling/rolling_update.py  functions, new versions of instances         lifecycle.py          states, as tables
-    scheduling/wakeups.py         deadlines, rechecks, ticks
+    scheduling/wakeups.py         deadlines, rechecks, ticks                   membership.py         devices that come and go
 
 **How they fit.** `scheduling/` is whole without the other two: a call is jobs, and their `JobOwner` is told how they end. The
 owner of a plain function's job is the call registry, which replies; that of a workflow's jobs is the engine, which moves tokens
@@ -45,6 +45,7 @@ from typing import Any
 
 from lamina.core import events as ev
 from lamina.core.actions import Action, AddDevice, FailCall, WakeAt
+from lamina.core.membership import Membership
 from lamina.core.policy import (
     AdmitRole,
     Decision,
@@ -126,6 +127,7 @@ class Controller:
         self._admission = admission = Admission(role, state, self.flows, view, queue, tenancy, calls, engine, out)
         self.rolling_update = update = RollingUpdate(state, view, queue, cluster, policy.order)
         self._failures = failures = Failures(state, view, queue, cluster, update, calls, hang_floor_us)
+        self._members = members = Membership(state, cluster, queue, failures, update, engine.critical_path.invalidate, out)
         completions = Completions(state, view, cluster, tenancy, update)
         self._handlers: dict[type, Callable[[Any], None]] = {
             ev.CallArrived: admission.on_call_arrived,
@@ -140,8 +142,11 @@ class Controller:
             ev.BatchFailed: failures.on_batch_failed,
             ev.InstanceReady: completions.on_instance_ready,
             ev.InstanceLost: failures.on_instance_lost,
-            ev.DeviceJoined: self._on_device_joined,
-            ev.DeviceLost: self._on_device_lost,
+            ev.DeviceJoined: members.on_device_joined,
+            ev.DeviceLost: members.on_device_lost,
+            ev.DeviceSuspended: members.on_device_suspended,
+            ev.DeviceDraining: members.on_device_draining,
+            ev.InstanceFound: members.on_instance_found,
             ev.Deployed: self._on_deployed,
             ev.TenantUpdated: self._on_tenant_updated,
             ev.Tick: self._on_tick,
@@ -209,16 +214,6 @@ class Controller:
     def _on_arrivals_drained(self, event: ev.ArrivalsDrained) -> None:
         """Nothing of its own: the policy is asked after every event, and so after this one."""
 
-    def _on_device_joined(self, event: ev.DeviceJoined) -> None:
-        if event.device.id not in self.state.devices:
-            self._cluster.add_device(event.device)
-            self._engine.critical_path.invalidate()
-
-    def _on_device_lost(self, event: ev.DeviceLost) -> None:
-        if event.device in self.state.devices:
-            self._failures.on_device_lost(event)
-            self._engine.critical_path.invalidate()
-
     def _on_deployed(self, event: ev.Deployed) -> None:
         check_deployment(event, self.state.functions.keys(), self.flows)
         if isinstance(self.policy, DeployRole):
@@ -249,6 +244,7 @@ class Controller:
             if now_us >= self._housekeeping_at_us:
                 self._housekeeping_at_us = now_us + HOUSEKEEPING_US
                 self._failures.kill_hung()
+                self._members.replace_draining()
                 self._margin.decay(now_us, self.state.functions.values(), self.predictor)
                 wakeups.compact()
                 if self._fair_share.enabled:

@@ -71,7 +71,37 @@ class DeviceJoined(Struct, frozen=True, tag=True):
 
 
 class DeviceLost(Struct, frozen=True, tag=True):
+    """Loss of a device with all instances on it. `blames`: a batch may have been the cause, and is tried alone; else its machine
+    was lost, or the way there, and no job is to blame."""
+
     device: str
+    blames: bool = True
+
+
+class DeviceSuspended(Struct, frozen=True, tag=True):
+    """No sign of life of a device for a while: nothing new is sent there, what runs is waited for. With `suspended` false it is
+    back."""
+
+    device: str
+    suspended: bool = True
+
+
+class DeviceDraining(Struct, frozen=True, tag=True):
+    """A device is about to be taken away: its instances are replaced elsewhere first, and leave."""
+
+    device: str
+
+
+class InstanceFound(Struct, frozen=True, tag=True):
+    """An instance that a device had loaded when it joined: of a time when another controller led, or the way there was cut.
+    It is adopted under a new id (`Load.adopts`) if it is of use, else unloaded under the name it has."""
+
+    name: str
+    device: str
+    function: str
+    version: str = ""
+    mask: int = 0  #: its reserved slice; 0: none
+    quota: float = 1.0
 
 
 class DataResolved(Struct, frozen=True, tag=True):
@@ -143,6 +173,9 @@ Event = (
     | InstanceLost
     | DeviceJoined
     | DeviceLost
+    | DeviceSuspended
+    | DeviceDraining
+    | InstanceFound
     | DataResolved
     | Heartbeat
     | CallRecovered

@@ -20,7 +20,7 @@ from lamina.errors import Conflict, LaminaError
 from lamina.ipc.child_process import ChildProcess, ChildProcesses, ProcessSpec, exit_reason
 from lamina.ipc.confinement import Confinement
 from lamina.ipc.framing import FrameError, pack
-from lamina.state.kv_state import StateTable
+from lamina.state.kv_state import StateAccess, StateTable
 from lamina.types import DeviceSpec
 from lamina.values.references import ErrorInfo, ReleaseSlots, ShmRef
 from lamina.values.slot_refs import SlotReferences, WorkerSlots
@@ -119,7 +119,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         limits: WorkerLimits | None = None,
         shm_base: str | None = None,
         *,
-        state: StateTable | None = None,
+        state: StateAccess | None = None,
         unprofiled: Iterable[str] = (),
         isolated: Mapping[str, Mapping[str, str]] | None = None,
         end_client: Callable[[int], None] | None = None,
@@ -133,7 +133,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         self.devices = devices if devices is not None else [cpu_device()]
         self.isolated = isolated or {}
         self._end_client = end_client
-        self._state = state or StateTable("")
+        self._state: StateAccess = state or StateTable("")
         self._processes = ChildProcesses()
         self._affinity = GatewayAffinity()
 
@@ -311,37 +311,48 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         if batch is None or not batch.is_sent or len(done.results) != len(batch.action.jobs):
             raise FrameError(f"{len(done.results)} results for batch {done.batch_id}, which it does not have")
         if done.state is not None:
-            committed = self._commit_state(batch, done, done.state)
-            if committed is None:
-                return  # it runs again
-            done = committed
-        self._on_results(batch, done, worker.slots, lambda ref: worker.slots.free(ref.slot))
+            self._commit_state(batch, done, done.state)
+        else:
+            self._deliver(batch, done)
+
+    def _deliver(self, batch: WorkerBatch, done: BatchDone) -> None:
+        slots = batch.worker.slots
+        self._on_results(batch, done, slots, lambda ref: slots.free(ref.slot))
 
     # ---------------------------------------------------------------------- state
 
     def _answer_state_read(self, worker: WorkerHandle, asked: StateRead) -> None:
         batch = worker.batches.get(asked.batch_id)
         call_id = batch.action.jobs[0].call_id if batch is not None else ""
-        key = self._state.resolve_key(worker.load.function, call_id, asked.scope, asked.key)
-        worker.send(StateValue(self._state.read(key)))
+        function = worker.load.function
+        self._state.ask(function, call_id, asked.scope, asked.key, lambda cell: worker.send(StateValue(cell)))
 
-    def _commit_state(self, batch: WorkerBatch, done: BatchDone, changes: StateChanges) -> BatchDone | None:
-        """Commit the changes of a step, which come with its result. None: what it has read is out of date, and it runs again.
+    def _commit_state(self, batch: WorkerBatch, done: BatchDone, changes: StateChanges) -> None:
+        """Commit the changes of a step, which come with its result.
 
         If what it has read is unchanged, the changes are made (if the result is wanted at all); if not, the step runs again,
         while its inputs are still there."""
         job = batch.action.jobs[0]
-        verdict: LaminaError | bool = True
+
+        def decided(verdict: LaminaError | bool) -> None:
+            if batch.action.batch_id in self._batches.open:  # else its worker was lost while the verdict was on its way
+                self._on_verdict(batch, done, changes, verdict)
+
         if self._batches.is_wanted(job.id):
-            step = (job.call_id, job.scope, job.node)
-            verdict = self._state.commit(batch.action.function, step, changes.reads, changes.ops)
+            self._state.submit(batch.action.function, (job.call_id, job.scope, job.node), changes, decided)
+        else:
+            decided(True)
+
+    def _on_verdict(self, batch: WorkerBatch, done: BatchDone, changes: StateChanges, verdict: LaminaError | bool) -> None:
         must_rerun = verdict is False and changes.can_rerun
         if changes.reads:
             batch.worker.send(CommitResult(must_rerun))
         if must_rerun:
-            return None
+            return
         if verdict is True:
-            return done
+            self._deliver(batch, done)
+            return
         error = verdict or Conflict("state: what was read was changed meanwhile, again and again")
         batch.worker.send(ReleaseSlots([result.slot for result in done.results if isinstance(result, ShmRef)]))
-        return structs.replace(done, results=[ErrorInfo(type(error).__name__, error.message)] * len(done.results))
+        failed = [ErrorInfo(type(error).__name__, error.message)] * len(done.results)
+        self._deliver(batch, structs.replace(done, results=failed))

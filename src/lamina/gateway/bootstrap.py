@@ -12,6 +12,7 @@ from functools import partial
 
 from lamina.access.access_control import AccessControl
 from lamina.bootstrap import ServingRuntime
+from lamina.cluster.cluster_engine import ClusterEngine
 from lamina.core.controller import Controller
 from lamina.core.lifecycle import InstancePhase
 from lamina.drivers.driver import Ending, EventObserver
@@ -103,7 +104,9 @@ class Gateway:
         auth = Authenticator(access, requires_token=check_host(listen.host, access))
         limits, tracer = listen.limits, observers.tracer
         self.app, self.driver = app, loop = runtime.app, runtime.driver
-        check_capacity(loop.engine.devices, (), [spec for spec in app.deployed().functions if spec.scale.min])
+        self.cluster = loop.engine if isinstance(loop.engine, ClusterEngine) else None
+        if self.cluster is None:  # else there may be more devices later
+            check_capacity(loop.engine.devices, (), [spec for spec in app.deployed().functions if spec.scale.min])
         self.host = listen.host
         self.port = self.grpc_port = 0
         self.process = ProcessStatus()
@@ -270,6 +273,8 @@ class Gateway:
                 self._runtime.state.set_down(down or StoreDown(f"store {store.name}: it does not answer", hint="try again later"))
                 if isinstance(down, NotLeader):
                     self.process.stand_by(self._not_leader)
+                    if self.cluster is not None:
+                        self.cluster.stand_by(self._not_leader)
                     self._tasks.append(asyncio.create_task(self._follow_users()))
                 else:
                     await self._serve_apps()
@@ -322,6 +327,8 @@ class Gateway:
         self._is_active = True
         if store is None or store.term or not store.exists:
             self.process.lead()
+            if self.cluster is not None:
+                self.cluster.lead(store.term if store is not None else 0)
         else:
             self._step_down()  # the lead was lost while all of it was read
 
@@ -341,6 +348,8 @@ class Gateway:
         if self.deposed.is_set() or self.process.is_closing:
             return
         self.process.stand_by(self._not_leader)
+        if self.cluster is not None:
+            self.cluster.stand_by(self._not_leader)
         if self.triggers is not None:
             self.triggers.close()
         if self.durable is not None:

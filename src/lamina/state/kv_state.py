@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -86,6 +87,24 @@ def _ignore_result(result: object) -> None:
 
 def _ignore(writes: list[StateWrite]) -> None:
     """Of changes that start something, without triggers."""
+
+
+class ChangeSet(Protocol):
+    """Changes of a step: what it has read (scope, key, version), and what it changes."""
+
+    @property
+    def reads(self) -> Sequence[tuple[str, str, int]]: ...
+
+    @property
+    def ops(self) -> Sequence[StateChange]: ...
+
+
+class StateAccess(Protocol):
+    """State as an engine sees it: here, or with the leader. Answers come through callbacks, at once or later."""
+
+    def ask(self, function: str, call_id: str, scope: str, key: str, answer: Callable[[StateCell], None], /) -> None: ...
+
+    def submit(self, function: str, step: Step, changes: ChangeSet, done: Callable[[LaminaError | bool], None], /) -> None: ...
 
 
 class StateTable:
@@ -207,6 +226,14 @@ class StateTable:
             else:
                 self._persist(writes)
         return True
+
+    def ask(self, function: str, call_id: str, scope: str, key: str, answer: Callable[[StateCell], None]) -> None:
+        """Read a key on behalf of a step of this function."""
+        answer(self.read(self.resolve_key(function, call_id, scope, key)))
+
+    def submit(self, function: str, step: Step, changes: ChangeSet, done: Callable[[LaminaError | bool], None]) -> None:
+        """Commit a step's changes; `done` gets what `commit` returns."""
+        done(self.commit(function, step, changes.reads, changes.ops))
 
     def put(self, place: StateKey, cell: StateCell, done: Done[None]) -> None:
         """Write a key from outside of any step; `done` when it is on disk."""

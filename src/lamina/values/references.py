@@ -40,8 +40,21 @@ class DeviceRef(ShmRef, frozen=True, array_like=True, forbid_unknown_fields=True
     """Reference to a value that is still on the device that made it. Only the executor there can use it as it is."""
 
 
+class NodeRef(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3, tag_field="kind"):
+    """Reference to a value in the memory of another machine: fetched from `address`, with a ticket for it alone.
+
+    It travels between machines and is no `Stored`: a leader keeps such a value as a `DeviceRef`, whose owner is the machine."""
+
+    address: str  #: of a data port; "": the receiver's own
+    owner: Owner
+    slot: Slot
+    size: Natural
+    start: Natural = 0
+    ticket: bytes = b""
+
+
 Stored = bytes | ShmRef | DeviceRef
-"""An encoded value, here or in shared memory, or one on a device."""
+"""An encoded value, here or in shared memory, or one on a device or on another machine."""
 
 
 class ValuesExhausted(LaminaError):

@@ -123,7 +123,21 @@ class ShmPool(RefCountedSlots):
 
     def put_parts(self, parts: Sequence[bytes | bytearray | memoryview]) -> ShmRef | None:
         """The same for data in several pieces, which then need not be put together before."""
-        size = sum(map(len, parts))
+        ref = self._take(sum(map(len, parts)))
+        if ref is None:
+            return None
+        at, mapped = 0, self._maps[ref.slot]
+        for part in parts:
+            mapped[at : at + len(part)] = part
+            at += len(part)
+        return ref
+
+    def reserve(self, size: int) -> tuple[ShmRef, memoryview] | None:
+        """A slot for so many bytes that are yet to come, and the memory to write them to; None if there is no room."""
+        ref = self._take(size)
+        return None if ref is None else (ref, memoryview(self._maps[ref.slot])[:size])
+
+    def _take(self, size: int) -> ShmRef | None:
         room = max(INLINE_BYTES, 1 << (size - 1).bit_length()) if size else INLINE_BYTES
         idle = self._idle.get(room)
         slot = idle.pop() if idle else self._make_in_memory(room)
@@ -135,10 +149,6 @@ class ShmPool(RefCountedSlots):
             slot = self._make_on_disk(-(-size // _PAGE) * _PAGE)
             if slot is None:
                 return None
-        at, mapped = 0, self._maps[slot]
-        for part in parts:
-            mapped[at : at + len(part)] = part
-            at += len(part)
         self._busy.add(slot)
         return ShmRef(self.owner, slot, size)
 

@@ -16,7 +16,7 @@ from lamina.core.policy import LoadInstance, ResizeInstance, ReturnDevice, Start
 from lamina.core.scheduling.jobs import QUEUED, start
 from lamina.core.scheduling.leases import Device, slice_label
 from lamina.core.scheduling.queues import DispatchQueue
-from lamina.core.scheduling.state import Batch, ControllerState, Instance
+from lamina.core.scheduling.state import Batch, ControllerState, FunctionState, Instance
 from lamina.core.token_bucket import time_share_bucket
 from lamina.errors import PolicyError
 from lamina.types import DeviceSpec, FunctionSpec
@@ -144,12 +144,16 @@ class Cluster:
         function = _known(self._state.functions, decision.function)
         device = _known(self._state.devices, decision.device)
         spec = function.spec
-        if not spec.fits_family(device.spec.family):
-            raise PolicyError(f"{spec.name} cannot run on {device.spec.id}: that is a {device.spec.family}")
+        if not spec.fits_family(device.spec.family) or not device.takes_instances:
+            raise PolicyError(f"{spec.name} cannot run on {device.spec.id}: that is a {device.spec.family}, or it is leaving")
         if device.memory_used_mib + spec.memory_mib > device.spec.memory_mib:
             raise PolicyError(f"{spec.name} needs {spec.memory_mib} MiB; {device.spec.id} has no room for it")
         mask = self._shared_slice(device, decision) if decision.beside else _reserved_slice(device, decision.home_units)
         quota = _time_share(device, mask, decision.quota)
+        return self.add_instance(function, device, mask, quota)
+
+    def add_instance(self, function: FunctionState, device: Device, mask: int, quota: float, adopts: str = "") -> Instance:
+        spec = function.spec
         instance = Instance(
             function.next_instance_id(),
             spec.name,
@@ -167,7 +171,7 @@ class Cluster:
             device.reserve(instance.id, mask, spec.lend, quota)
         function.add_instance(instance)
         self._state.instances[instance.id] = instance
-        self._out.append(Load(instance.id, spec.name, device.spec.id, mask, quota))
+        self._out.append(Load(instance.id, spec.name, device.spec.id, mask, quota, adopts))
         return instance
 
     def _shared_slice(self, device: Device, decision: LoadInstance) -> int:

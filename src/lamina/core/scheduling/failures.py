@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from lamina.core.actions import FailCall
-from lamina.core.events import BatchFailed, DeviceLost, InstanceLost
+from lamina.core.events import BatchFailed, InstanceLost
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import View
 from lamina.core.scheduling.calls import CallRegistry
@@ -60,7 +60,7 @@ class Failures:
         function = self._state.functions[instance.function]
         function.on_crash(self._view.now_us, BACKOFF_US)
         lost_loading = instance.phase is InstancePhase.LOADING
-        self._remove_lost([instance], event.reason)
+        self.remove_lost([instance], event.reason)
         if lost_loading and function.consecutive_crashes >= MAX_CRASHES and not function.instances:
             for job in function.queue.jobs():
                 if job.id in job.run.jobs:
@@ -69,24 +69,16 @@ class Failures:
         elif len(function.queue) or function.spec.scale.min:
             self._dispatch_queue.needs_instance(function.spec.name)
 
-    def on_device_lost(self, event: DeviceLost) -> None:
-        state = self._state
-        device = state.devices.get(event.device)
-        if device is None:
-            return
-        self._remove_lost([state.instances[instance_id] for instance_id in device.instances], "device-lost")
-        self._cluster.remove_device(device)
-
-    def _remove_lost(self, instances: list[Instance], reason: str) -> None:
+    def remove_lost(self, instances: list[Instance], reason: str, *, blames: bool = True) -> None:
         for instance in instances:
             self._rolling_update.on_instance_lost(instance, reason)
         crowd = {instance.id: instance.running for instance in instances}
         begun, booked = self._cluster.remove_lost(instances)
         for batch in begun:
             alone = crowd[batch.instance.id] == 1
-            if not alone:  # which of them was it? One at a time now, until all have been tried
+            if not alone and blames:  # which of them was it? One at a time now, until all have been tried
                 self._state.functions[batch.instance.function].quarantine(len(batch.jobs))
-            self._retry_jobs(batch, reason, blamed=alone)
+            self._retry_jobs(batch, reason, blamed=alone, caused=blames)
         for batch in booked:
             self._requeue_unstarted(batch)
 
@@ -102,8 +94,8 @@ class Failures:
     def _hang_timeout_us(self, batch: Batch) -> int:
         return max(5 * batch.predicted_us, self._hang_floor_us) + batch.device.way_us if batch.predicted_us else 60_000_000
 
-    def _retry_jobs(self, batch: Batch, reason: str, *, blamed: bool) -> None:
-        """Retry the jobs of a failed batch: in batches half as large; alone, once more; then no more."""
+    def _retry_jobs(self, batch: Batch, reason: str, *, blamed: bool, caused: bool = True) -> None:
+        """Retry the jobs of a failed batch: in batches half as large; alone, once more; then no more, if any `caused` it."""
         function = self._state.functions[batch.instance.function]
         fastest_us = self._view.fastest_us(function.spec.name)
         for job in batch.jobs:
@@ -111,7 +103,8 @@ class Failures:
             if job.id not in run.jobs:
                 continue
             job.requeue()
-            job.blame(len(batch.jobs), alone=blamed)
+            if caused:
+                job.blame(len(batch.jobs), alone=blamed)
             run.on_retry()
             if not function.spec.idempotent or job.solo_crashes > 1:
                 function.release_quarantine(1)

@@ -59,6 +59,13 @@ class RollingUpdate:
         not unload that one."""
         return instance in self._replaces
 
+    def replace(self, function: FunctionState, old: Instance) -> bool:
+        """Load a successor, if there is room and none is on its way; the old one leaves when it is ready."""
+        new = self._load_successor(function, old) if old.id not in self._replaces.values() else None
+        if new is not None:
+            self._replaces[new.id] = old.id
+        return new is not None
+
     def on_instance_ready(self, instance: Instance) -> None:
         """Continue when a successor, or any other instance, is ready."""
         old = self._replaces.pop(instance.id, "")
@@ -68,7 +75,9 @@ class RollingUpdate:
 
     def on_instance_lost(self, instance: Instance, reason: str) -> None:
         """Halt if a successor cannot be loaded; called before it is removed. A lost device is not the version's fault."""
-        if self._replaces.pop(instance.id, "") and instance.phase is InstancePhase.LOADING and reason != "device-lost":
+        old = self._state.instances.get(self._replaces.pop(instance.id, ""))
+        is_new = old is not None and old.version != instance.version and reason != "device-lost"
+        if is_new and instance.phase is InstancePhase.LOADING:
             self.halted[instance.function] = instance.version
 
     def outdated(self, function: FunctionState) -> list[Instance]:
@@ -84,9 +93,7 @@ class RollingUpdate:
             if old.phase is InstancePhase.LOADING:
                 self._cluster.unload_instance(UnloadInstance(old.id))  # it has served nothing yet
                 continue
-            new = self._load_successor(function, old)
-            if new is not None:
-                self._replaces[new.id] = old.id
+            if self.replace(function, old):
                 return
             self._cluster.unload_instance(UnloadInstance(old.id))
 
@@ -98,7 +105,7 @@ class RollingUpdate:
             device = self._state.devices[device_id]
             asked = function.spec.units_on(device.spec)
             wanted = 0 if not home_units else home_units if before.units_on(device.spec) == asked else asked
-            if not function.spec.fits_family(device.spec.family):
+            if not function.spec.fits_family(device.spec.family) or not device.takes_instances:
                 continue
             if not device.unreserved_block(wanted or asked, borrow=not wanted):
                 continue

@@ -59,7 +59,7 @@ def free_slots(view: View, function: FunctionState) -> Iterator[FreeUnits]:
             continue
         device = devices[instance.device]
         spec = device.spec
-        if device.busy == device.all_units:
+        if device.busy == device.all_units or device.is_suspended:
             continue
         cores = device.cores_free if spec.cores else 0
         limit = function.batches_at_once(device)
@@ -83,9 +83,11 @@ def upcoming_slots(view: View, function: FunctionState, before_us: int) -> Itera
     if function.bucket and function.bucket.ready_at_us(now_us) > now_us:
         return
     for instance in function.instances.values():
-        if instance.phase is not InstancePhase.WARM or (instance.bucket and instance.bucket.ready_at_us(now_us) > now_us):
-            continue
         device = view.devices[instance.device]
+        if instance.phase is not InstancePhase.WARM or device.is_suspended:
+            continue
+        if instance.bucket and instance.bucket.ready_at_us(now_us) > now_us:
+            continue
         per_batch = device.spec.limits.per_batch
         home = device.homes.get(instance.id, 0)
         for batch in _predecessors(view, function, instance, device):
@@ -106,9 +108,9 @@ def slots(view: View, function: FunctionState, units: int = 0, cores: int = 0) -
         return
     crowded: list[tuple[Instance, Device, int, int]] = []
     for instance in list(function.instances.values()):
-        if instance.bucket and instance.bucket.ready_at_us(now_us) > now_us:
-            continue
         device = view.devices[instance.device]
+        if device.is_suspended or (instance.bucket and instance.bucket.ready_at_us(now_us) > now_us):
+            continue
         wanted = units or instance.units
         wanted_cores = (cores or function.spec.cores_on(device.spec)) if device.spec.cores else 0
         while instance.phase is InstancePhase.WARM:

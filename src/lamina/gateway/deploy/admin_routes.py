@@ -18,6 +18,7 @@ from lamina.access.access_control import AccessControl
 from lamina.access.admin_service import AdminService
 from lamina.access.authorization import UNKNOWN_ROUTE, Grant, RouteMap
 from lamina.access.records import Identity
+from lamina.cluster.cluster_engine import ClusterEngine
 from lamina.errors import BadValue, LaminaError, NotFound, Refused, Unauthorized
 from lamina.gateway.auth import Authenticator
 from lamina.gateway.deploy.deployments import Deployments
@@ -46,7 +47,9 @@ class AdminRoutes:
         deployments: Deployments,
         logs: FunctionLogs,
         process: ProcessStatus,
+        cluster: ClusterEngine | None = None,
     ) -> None:
+        self._cluster = cluster
         self._process = process
         self._access = access
         self._auth = auth
@@ -68,6 +71,8 @@ class AdminRoutes:
             "PUT /v1/apps/{app}/traffic": self._set_traffic,
             "POST /v1/functions/{function}/terms": self._override,
             "GET /v1/logs": self._serve_logs,
+            "GET /v1/nodes": lambda request, exchange, grant: _now(cluster.list_nodes() if cluster is not None else []),
+            "POST /v1/nodes/{node}/drain": self._drain,
         }
         handlers |= {f"POST /v1/admin/{what}": partial(self._administer, what) for what in admin.actions}
         self._routes: RouteMap[AdminHandler] = RouteMap("management", handlers)
@@ -123,6 +128,12 @@ class AdminRoutes:
     def _serve_logs(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
         known = {function["name"] for app in self._deployments.list_apps(grant) for function in app["functions"]}
         self._function_logs.serve(request, exchange, known, grant)
+
+    async def _drain(self, request: HttpRequest, exchange: Exchange, grant: Grant, node: str) -> Given:
+        if self._cluster is None:
+            raise NotFound("this server has no nodes", hint="agents join a server that was started with --agents HOST:PORT")
+        self._cluster.drain(node)
+        return next(one for one in self._cluster.list_nodes() if one["name"] == node)
 
     async def _log_in(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> Given:
         given = _body(request)

@@ -113,7 +113,7 @@ async def open_admin(
     access, deploys = prepared.access, prepared.attach(gateway.app, gateway.driver, gateway.targets)
     auth = Authenticator(access, requires_token=check_host(host, access))
     output = output or collect_function_logs(gateway.driver.engine)
-    manage = AdminRoutes(access, auth, AdminService(access), deploys, output, gateway.process)
+    manage = AdminRoutes(access, auth, AdminService(access), deploys, output, gateway.process, gateway.cluster)
     server = HttpServer(
         *(manage.handle, parse_error_body, LIMITS, OWN_HEADERS, gateway.budget, auth.check_head),
         origins=OriginPolicy(host, OriginSettings(hosts=allow_hosts)),

@@ -48,7 +48,8 @@ def pack(path: Path) -> tuple[bytes, str]:
         files = {path.name: path}
     else:
         found = sorted(one for one in path.rglob("*") if one.is_file() and not _SKIPPED & set(one.relative_to(path).parts))
-        files = {str(one.relative_to(path)): one for one in found if not one.name.startswith(".")}
+        names = {str(one.relative_to(path)): one for one in found}
+        files = {name: one for name, one in names.items() if not any(part.startswith(".") for part in Path(name).parts)}
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, file in files.items():

@@ -1,0 +1,142 @@
+"""`lamina agent --join HOST:PORT`: the devices of this machine for a server on another one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lamina.cli._server_config import parse_address
+from lamina.cli.serve import Gpus
+from lamina.errors import BadValue
+from lamina.units import parse_us
+
+if TYPE_CHECKING:
+    from lamina.cluster.agent import AgentConfig
+
+_PEM = click.Path(readable=False, path_type=Path)
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?")
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@click.command()
+@click.option(
+    "--join", "joins", required=True, metavar="HOST:PORT[,...]", help="Servers, of which one leads; see serve --agents."
+)
+@click.option("--name", help="Name of this node; default: the host name.")
+@click.option("--gpu", type=Gpus(), default="auto", show_default=True, help="How GPUs are sliced, as for serve.")
+@click.option("--slices", type=click.Choice(["auto", "hard", "soft"]), default="auto", show_default=True, help="As for serve.")
+@click.option("--advertise", metavar="HOST:PORT", help="Where other machines fetch values from this one; default: any port here.")
+@click.option("--token-file", type=_PEM, help="File with the join token; or LAMINA_JOIN_TOKEN.")
+@click.option("--tls-ca", type=_PEM, help="Authority that has signed the certificates of all machines (PEM).")
+@click.option("--tls-cert", type=_PEM, help="Certificate of this machine (PEM).")
+@click.option("--tls-key", type=_PEM, help="Key of that certificate (PEM).")
+@click.option("--folder", type=click.Path(path_type=Path), help="Where code is kept; default: ~/.cache/lamina/agents/NAME.")
+@click.option("--trust-deployers", is_flag=True, help="Take code of tenants too; it runs as this process' user.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Format of the log.")
+@click.option("--grace", default="30s", show_default=True, help="How long it may take to be drained when it is to end.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line for every server joined.")
+def command(**options: Any) -> int:
+    """Run batches on this machine's cores and GPUs for a server on another one.
+
+    \b
+    Examples:
+      lamina agent --join 10.0.0.5:8710 --token-file token
+      lamina agent --join leader:8710,standby:8710 --name gpu-node-3
+    """
+    import asyncio
+
+    from lamina.gateway.observability import logs
+    from lamina.ipc.child_process import adopt_orphans, kill_orphans
+    from lamina.server.async_stderr import async_stderr
+    from lamina.server.http1 import event_loop_factory
+
+    grace_s = parse_us(options["grace"], "--grace") / 1e6
+    with async_stderr():
+        logs.configure(options["log_format"], calls=False)
+        config = agent_config(options)
+        others = adopt_orphans()
+        try:
+            with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
+                runner.run(_serve(config, options["gpu"], options["slices"], grace_s, options["as_json"]))
+        finally:
+            kill_orphans(others)
+    return 0
+
+
+async def _serve(config: AgentConfig, gpu: str, slices: Any, grace_s: float, as_json: bool) -> None:
+    import asyncio
+    import signal
+
+    import msgspec
+
+    from lamina.bootstrap import open_agent
+    from lamina.cluster.agent import LeaderSession
+    from lamina.gateway.deploy.app_package import unpack_apart
+
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+    def joined(session: LeaderSession) -> None:
+        told = {"node": config.name, "leader": session.address, "epoch": session.epoch, "incarnation": session.incarnation}
+        if as_json:
+            click.echo(msgspec.json.encode(told).decode())
+        else:
+            click.echo(f"node {config.name} has joined {session.address}   (epoch {session.epoch}, Ctrl-C drains)")
+
+    agent = open_agent(config, unpack_apart, gpu=gpu, slices=slices)
+    await agent.run(stop, on_joined=joined, grace_s=grace_s)
+
+
+def agent_config(options: dict[str, Any]) -> AgentConfig:
+    """Configuration of an agent from the options of the command."""
+    import socket
+
+    from lamina.cluster.agent import AgentConfig
+    from lamina.cluster.credentials import TlsFiles, read_token
+
+    joins = tuple(text.strip() for text in options["joins"].split(",") if text.strip())
+    places = [parse_address(text, "--join") for text in joins]
+    if not places:
+        raise BadValue("--join: no address", hint="--join HOST:PORT")
+    name = options["name"] or re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname()).strip("-.")[:63]
+    if not _NAME.fullmatch(name):
+        raise BadValue(f"--name: {name[:80]!r} cannot be the name of a node", hint="up to 63 letters, digits, . and -")
+    tls = TlsFiles(*(str(options[name] or "") for name in ("tls_ca", "tls_cert", "tls_key")))
+    tls.check()
+    is_local = all(host in LOOPBACK for host, _ in places)
+    token = read_token(options["token_file"], "--token-file", "localhost" if is_local else "")
+    host, port = _own_address(*places[0]), 0
+    if options["advertise"]:
+        _, port = parse_address(options["advertise"], "--advertise")
+        host = "0.0.0.0"
+    folder = options["folder"] or Path.home() / ".cache" / "lamina" / "agents" / name
+    return AgentConfig(
+        name=name,
+        joins=joins,
+        token=token,
+        tls=tls,
+        host=host,
+        port=port,
+        advertise=options["advertise"] or "",
+        folder=folder,
+        trusts_deployers=options["trust_deployers"],
+    )
+
+
+def _own_address(host: str, port: int) -> str:
+    """Address of this machine as the server sees it: that of the route there. Nothing is sent."""
+    import socket
+
+    if host in LOOPBACK:
+        return "127.0.0.1"
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(place)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "0.0.0.0"

@@ -1,0 +1,819 @@
+"""Agent: the engines of one machine, behind a socket. `lamina agent` is this and nothing more.
+
+It joins the server that leads, runs what it is told on its devices, and says what came of it. It decides nothing but when not
+to: it obeys the highest epoch it has seen, keeps nothing of an incarnation that has ended but what is loaded, and starts
+nothing when it has not heard from its leader for too long. Whatever happens to the leader, instances stay: the next one adopts
+them.
+
+Numbers of batches and jobs are those of a leader's life, so an agent gives them numbers of its own; a result finds its way back
+only over the link its batch came by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from lamina.cluster.beats import BeatThread
+from lamina.cluster.credentials import JoinDenied, TicketKey, TlsFiles, proof, proves
+from lamina.cluster.data_port import DataClient, DataPort, join_address, split_address
+from lamina.cluster.frame_link import FrameLink
+from lamina.cluster.messages import (
+    PROTOCOL,
+    AdoptOnNode,
+    Challenge,
+    ChunkOnNode,
+    CommitAnswer,
+    DoneOnNode,
+    DrainNode,
+    DropOnNode,
+    FailedOnNode,
+    Goodbye,
+    HeartbeatOnNode,
+    Hello,
+    JobOnNode,
+    JoinRefused,
+    KillOnNode,
+    LoadedInstance,
+    LoadOnNode,
+    LostOnNode,
+    OutputOnNode,
+    PackageStored,
+    ReadyOnNode,
+    ReleaseValues,
+    ResizeOnNode,
+    RunOnNode,
+    StateAnswer,
+    UnloadOnNode,
+    WantsToLeave,
+    Welcome,
+    to_agent_reader,
+)
+from lamina.cluster.node_registry import SUSPECT_US
+from lamina.cluster.node_values import LeaderState, NodeValues
+from lamina.cluster.packages import PackageStore
+from lamina.core.actions import DropJob, JobRef, Kill, Load, Resize, StartBatch, Unload
+from lamina.core.events import BatchFailed, BatchFinished, Event, Heartbeat, InstanceLost, InstanceReady
+from lamina.drivers.engine import Engine, EngineShared, TargetSource
+from lamina.drivers.timer import clock_us
+from lamina.errors import BadValue, LaminaError, LoadFailed
+from lamina.expr import Leaf
+from lamina.ipc.framing import FrameError
+from lamina.sdk.spans import InnerSpan
+from lamina.types import FunctionSpec
+from lamina.values.references import ErrorInfo, NodeRef, ShmRef, Stored
+from lamina.values.slot_refs import SlotReferences
+
+log = logging.getLogger("lamina")
+
+ADDRESS_APART_S = 0.05
+"""Between two addresses that are tried one after another."""
+
+JOIN_S = 2.0
+"""For one try to join, from the connection to the welcome."""
+
+RETRY_S = 0.1
+"""Between two rounds over all addresses."""
+
+LAG_EVERY_S = 0.05
+FETCH_THREADS = 8
+_ENTRY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\.py(:[A-Za-z_][A-Za-z0-9_]*)?")
+
+
+class AgentConfig(Struct, frozen=True, kw_only=True):
+    """What an agent is: its name, the servers it may join, and how others reach its values."""
+
+    name: str
+    joins: tuple[str, ...]
+    token: bytes = b""
+    tls: TlsFiles = TlsFiles()
+    host: str = "127.0.0.1"  #: of the data port
+    port: int = 0
+    advertise: str = ""  #: HOST:PORT that other machines reach the data port by; "": where it listens
+    folder: Path  #: for packages, and the highest epoch seen
+    trusts_deployers: bool = False  #: code of tenants is taken, and runs as this process' user
+
+
+class NodeShared(EngineShared):
+    """What the engines of a node share. Every function brings its own environment and spec from the leader."""
+
+    def __init__(self) -> None:
+        self._specs: dict[str, FunctionSpec] = {}
+        self._environments: dict[str, dict[str, str]] = {}
+        super().__init__(spec_of=self._specs.get)
+
+    def describe(self, spec: FunctionSpec, source: TargetSource, environment: dict[str, str]) -> None:
+        self._specs[spec.name] = spec
+        self._environments[spec.name] = environment
+        self.set_sources({**self.sources, spec.name: source})
+
+    def environment(self, function: str) -> dict[str, str]:
+        return self._environments.get(function, {})
+
+
+@dataclass(slots=True, eq=False)
+class _Instance:
+    local: str
+    name: str  #: that the leader has for it; "": none of the leader there is
+    function: str
+    device: str
+    version: str
+    sha256: str
+    mask: int
+    quota: float
+    is_ready: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call with jobs here."""
+
+    jobs: int = 0
+    deadline_us: int = 0  #: until when it is worth running; 0: without a limit
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """One batch, from its frame to its result."""
+
+    session: LeaderSession
+    wire_id: int
+    action: StartBatch  #: with this agent's own numbers
+    job_ids: tuple[int, ...]  #: the leader's numbers of its jobs
+    fetching: int = 0  #: inputs on their way here
+    is_blocked: bool = False  #: the batch that it is behind has not been started yet
+    is_started: bool = False
+    failure: str = ""
+    followers: list[_Batch] = field(default_factory=list)  #: blocked by this one
+    fetched: list[ShmRef] = field(default_factory=list)  #: slots to be freed at its end
+    spans: list[InnerSpan] = field(default_factory=list)
+
+
+class LeaderSession:
+    """One connection to a leader, from its challenge to its end."""
+
+    def __init__(self, agent: Agent, address: str) -> None:
+        self.address = address
+        self.link: FrameLink | None = None
+        self.epoch, self.cell, self.incarnation = 0, "", 0
+        self.beats: BeatThread | None = None
+        self.key: TicketKey | None = None
+        self.welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.held: set[tuple[str, int]] = set()  #: results that the leader may still need
+        self.jobs: dict[int, int] = {}  #: this agent's number of a job, by the leader's
+        self.batches: dict[int, _Batch] = {}  #: by the leader's number
+        self._agent = agent
+        self._nonce, self._challenge = os.urandom(32), b""
+
+    @property
+    def is_live(self) -> bool:
+        return self.link is not None and self.link.is_open
+
+    @property
+    def is_silent(self) -> bool:
+        return self.beats is not None and self.beats.silent_us > SUSPECT_US
+
+    def send(self, *frames: Struct) -> None:
+        if self.link is not None:
+            self.link.send(*frames)
+
+    async def open(self, tls: ssl.SSLContext | None) -> None:
+        """Connect, and be welcomed. Raises `LaminaError` or `OSError`."""
+        host, port = split_address(self.address)
+        made = FrameLink(to_agent_reader(), lambda link: None, self._on_frame, self._on_closed)
+        await asyncio.get_running_loop().create_connection(
+            lambda: made, host, port, ssl=tls, server_hostname=host if tls else None
+        )
+        self.link = made
+        await self.welcomed
+
+    def close(self) -> None:
+        if self.beats is not None:
+            self.beats.stop()
+            self.beats = None
+        if self.link is not None:
+            self.link.close()
+
+    def _on_frame(self, link: FrameLink, frame: Any) -> None:
+        if self.welcomed.done():
+            self._agent.on_frame(self, frame)
+        elif isinstance(frame, Challenge) and not self._challenge:
+            self._on_challenge(link, frame)
+        elif isinstance(frame, Welcome) and self._challenge:
+            self._on_welcome(link, frame)
+        elif isinstance(frame, JoinRefused):
+            self._fail(Refusal(frame.message, hint=frame.hint, code=frame.code, leader=frame.leader))
+        else:
+            raise FrameError(f"{type(frame).__name__} before a welcome")
+
+    def _on_challenge(self, link: FrameLink, frame: Challenge) -> None:
+        if frame.protocol != PROTOCOL:
+            self._fail(
+                Refusal(f"the server speaks version {frame.protocol} of the protocol, this agent {PROTOCOL}", code="version")
+            )
+            return
+        try:
+            self._agent.check_epoch(frame.cell, frame.epoch)
+        except LaminaError as error:
+            self._fail(error)
+            return
+        self._challenge = frame.nonce
+        link.send(self._agent.hello(frame.nonce, self._nonce))
+
+    def _on_welcome(self, link: FrameLink, frame: Welcome) -> None:
+        agent = self._agent
+        if not proves(frame.proof, agent.config.token, "leader", self._nonce, self._challenge, frame.cell, frame.epoch):
+            self._fail(JoinDenied(f"the server at {self.address} does not know the join token", hint="is it the right one?"))
+            return
+        try:
+            agent.check_epoch(frame.cell, frame.epoch)
+        except LaminaError as error:
+            self._fail(error)
+            return
+        link.trust()
+        self.epoch, self.cell, self.incarnation = frame.epoch, frame.cell, frame.incarnation
+        self.key = TicketKey(agent.config.token, frame.cell, frame.epoch)
+        loop = asyncio.get_running_loop()
+
+        def ended(why: str) -> None:
+            loop.call_soon_threadsafe(self._on_beats_ended, why)
+
+        self.beats = BeatThread(
+            *(self.address, agent.client_tls, agent.config.token, agent.config.name, frame.incarnation),
+            *(frame.beat_us, frame.fence_us, agent.lag_us, ended),
+        )
+        agent.adopt_session(self)  # before another frame is read: what follows is for this one
+        self.welcomed.set_result(None)
+
+    def _on_beats_ended(self, why: str) -> None:
+        if self.link is not None:
+            self.link.close(f"beats ended: {why}")
+
+    def _fail(self, error: LaminaError) -> None:
+        if not self.welcomed.done():
+            self.welcomed.set_exception(error)
+        if self.link is not None:
+            self.link.close(error.message)
+
+    def _on_closed(self, link: FrameLink, why: str) -> None:
+        if not self.welcomed.done():
+            self.welcomed.set_exception(Refusal(f"{self.address}: {why}", code="closed"))
+            self.welcomed.exception()  # a try that was given up is not waited for
+        else:
+            self._agent.on_session_closed(self, why)
+
+
+class Refusal(LaminaError):
+    """A server that did not take this agent."""
+
+    status = 403
+
+    def __init__(self, message: str, *, hint: str = "", code: str = "refused", leader: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.why, self.leader = code, leader
+
+
+class Agent:
+    """One agent. Built complete; `run` is its life."""
+
+    def __init__(
+        self, config: AgentConfig, engine: Engine, shared: NodeShared, state: LeaderState, packages: PackageStore
+    ) -> None:
+        self.config = config
+        self.client_tls = config.tls.for_client()
+        self.boot_us = time.time_ns() // 1000
+        self.session: LeaderSession | None = None
+        references = engine.references
+        assert references is not None, "an agent without shared memory"
+        self._references: SlotReferences = references
+        self._engine, self._shared, self._state, self._packages = engine, shared, state, packages
+        self._values = NodeValues()
+        self._instances: dict[str, _Instance] = {}  #: by this agent's own name
+        self._batches: dict[int, _Batch] = {}  #: by this agent's own number
+        self._calls: dict[str, _Call] = {}
+        self._numbers = 0
+        self._threads = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="fetch")
+        self._fetcher = DataClient(self.client_tls)
+        self._data_port: DataPort | None = None
+        self._turn_us = clock_us()  #: when the event loop last had a turn
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._wake = asyncio.Event()
+        self._done = asyncio.Event()
+        self._is_leaving = False
+        self._epochs_file = config.folder / "epochs.json"
+        self._epochs = _read_epochs(self._epochs_file)
+        self._said = ""  #: why no server takes it, as it was last logged
+
+    # ---------------------------------------------------------------------- life
+
+    async def run(
+        self, stop: asyncio.Event, *, on_joined: Callable[[LeaderSession], None] | None = None, grace_s: float = 30.0
+    ) -> None:
+        """Serve until `stop`, or until the leader has drained this node; then finish what runs and end."""
+        config = self.config
+        self._shared.subscribe_output(self._on_output)
+        self._shared.trace(lambda job, batch_id: self._values.origin(job), self._on_spans)
+        await self._engine.start(self._on_event, self._values, self._deadline_us)
+        self._data_port = DataPort(self._references.directory.path, config.host, config.port, config.tls.for_server())
+        lag = asyncio.create_task(self._track_lag())
+        seek = asyncio.create_task(self._stay_joined(on_joined))
+        waits = [asyncio.create_task(event.wait()) for event in (stop, self._done)]
+        try:
+            await asyncio.wait([*waits, seek], return_when=asyncio.FIRST_COMPLETED)
+            if seek.done():
+                await seek  # raises what it failed with
+            if not self._done.is_set():
+                await self._leave(grace_s)
+        finally:
+            self._is_leaving = True
+            for task in (lag, seek, *waits, *self._tasks):
+                task.cancel()
+            await asyncio.gather(lag, seek, *waits, *self._tasks, return_exceptions=True)
+            session, self.session = self.session, None
+            if session is not None:
+                with contextlib.suppress(LaminaError):
+                    session.send(Goodbye())
+                session.close()
+            self._data_port.close()
+            await self._engine.stop(min(5.0, grace_s))
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._fetcher.close()
+
+    async def _leave(self, grace_s: float) -> None:
+        """Ask to be drained, and wait for it."""
+        if self.session is not None and self.session.is_live:
+            self._is_leaving = True
+            self.session.send(WantsToLeave())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._done.wait(), grace_s)
+
+    async def _track_lag(self) -> None:
+        while True:
+            self._turn_us = clock_us()
+            await asyncio.sleep(LAG_EVERY_S)
+            session = self.session
+            if session is not None and session.beats is not None and session.beats.is_fenced:
+                log.warning("no word from the leader for too long: nothing more is started")
+                session.close()
+            elif session is not None and session.is_silent:
+                self._wake.set()
+
+    def lag_us(self) -> int:
+        """How late the event loop is; asked by the beats' thread."""
+        return clock_us() - self._turn_us - int(LAG_EVERY_S * 1e6)
+
+    async def _stay_joined(self, on_joined: Callable[[LeaderSession], None] | None) -> None:
+        """Join, and join again, as long as this lives. While its leader is silent, others are asked: one may lead by now."""
+        while True:
+            found = await self._try_all()
+            if found is not None:
+                self._said = ""
+                log.info("joined the server at %s: epoch %d, incarnation %d", found.address, found.epoch, found.incarnation)
+                if on_joined is not None:
+                    on_joined(found)
+            if self.session is not None and self.session.is_live and not self.session.is_silent:
+                self._wake.clear()
+                await self._wake.wait()
+            else:
+                await asyncio.sleep(RETRY_S if found is None else 0)
+
+    async def _try_all(self) -> LeaderSession | None:
+        """The first server that takes this agent, of all there are."""
+        tries: dict[asyncio.Task[None], LeaderSession] = {}
+        for address in self.config.joins:
+            session = LeaderSession(self, address)
+            tries[asyncio.create_task(self._try_one(session, ADDRESS_APART_S * len(tries)))] = session
+        errors: list[str] = []
+        found: LeaderSession | None = None
+        try:
+            pending = set(tries)
+            while pending and found is None:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    error = task.exception()
+                    if error is None:
+                        found = tries[task]
+                    else:
+                        errors.append(_said(tries[task].address, error))
+        finally:
+            for task, session in tries.items():
+                task.cancel()
+                if session is not found and session is not self.session:
+                    session.close()
+            await asyncio.gather(*tries, return_exceptions=True)
+        if found is None and (said := "; ".join(sorted(errors))) != self._said:
+            self._said = said
+            log.warning("not joined: %s", said)
+        return found
+
+    async def _try_one(self, session: LeaderSession, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        async with asyncio.timeout(JOIN_S):
+            await session.open(self.client_tls)
+
+    # ------------------------------------------------------------------ handshake
+
+    def check_epoch(self, cell: str, epoch: int) -> None:
+        """Obey no leader that is older than one seen before, nor another while there is one."""
+        current = self.session
+        if epoch < self._epochs.get(cell, 0):
+            raise Refusal(
+                f"the server leads in epoch {epoch}; this agent has seen {self._epochs[cell]}",
+                hint=f"it is a leader of before. If its store is a new one, remove {self._epochs_file}",
+                code="old-epoch",
+            )
+        if current is not None and current.is_live:
+            if cell == current.cell and epoch <= current.epoch and not current.is_silent:
+                raise Refusal("this agent has a leader", code="has-leader")
+            if cell == current.cell and epoch == current.epoch:
+                raise Refusal("this agent has a session with that leader", code="has-leader")
+            if cell != current.cell and not current.is_silent:
+                raise Refusal("this agent has another leader", code="has-leader")
+
+    def hello(self, challenge: bytes, nonce: bytes) -> Hello:
+        config = self.config
+        loaded = [
+            LoadedInstance(one.local, one.function, one.device, one.version, one.sha256, one.mask, one.quota)
+            for one in self._instances.values()
+            if one.is_ready
+        ]
+        said = proof(config.token, "agent", challenge, nonce, config.name, self.boot_us)
+        devices = list(self._engine.devices)
+        return Hello(config.name, self.boot_us, nonce, said, self.data_address, devices, loaded, self._packages.stored())
+
+    @property
+    def data_address(self) -> str:
+        assert self._data_port is not None
+        return self.config.advertise or join_address(self.config.host, self._data_port.port)
+
+    def adopt_session(self, session: LeaderSession) -> None:
+        """Follow this leader from now on."""
+        before, self.session = self.session, session
+        if before is not None:
+            self._end_session(before)
+            before.close()
+        if self._epochs.get(session.cell) != session.epoch:
+            self._epochs = {session.cell: session.epoch} if session.cell else {**self._epochs, session.cell: session.epoch}
+            _write_epochs(self._epochs_file, {cell: epoch for cell, epoch in self._epochs.items() if not cell})
+        self._state.connect(session.send)
+        assert self._data_port is not None
+        self._data_port.set_key(session.key)
+        for instance in self._instances.values():
+            instance.name = ""
+
+    def on_session_closed(self, session: LeaderSession, why: str) -> None:
+        if session is not self.session:
+            return
+        log.warning("the link to the leader at %s has ended: %s", session.address, why)
+        self.session = None
+        self._end_session(session)
+        session.close()
+        self._wake.set()
+
+    def _end_session(self, session: LeaderSession) -> None:
+        """What a leader has asked for is of no more use when it is gone; what is loaded stays for the next."""
+        self._state.connect(None)
+        for owner, slot in session.held:
+            self._references.release(ShmRef(owner, slot, 0))
+        session.held.clear()
+        for batch in list(session.batches.values()):
+            for job in batch.action.jobs:
+                self._engine.perform(DropJob(job.id))
+            if not batch.is_started:
+                self._forget_batch(batch)
+        for instance in list(self._instances.values()):
+            instance.name = ""
+            if not instance.is_ready:
+                del self._instances[instance.local]
+                self._engine.perform(Unload(instance.local))
+
+    # --------------------------------------------------------------------- frames
+
+    def on_frame(self, session: LeaderSession, frame: Any) -> None:
+        if session is not self.session:
+            return
+        match frame:
+            case RunOnNode():
+                self._on_run(session, frame)
+            case LoadOnNode():
+                self._spawn(self._on_load(session, frame))
+            case AdoptOnNode():
+                instance = self._instances.get(frame.loaded)
+                if instance is None:  # lost since the hello
+                    session.send(LostOnNode(frame.instance, "worker-lost"))
+                else:
+                    instance.name = frame.instance
+            case UnloadOnNode():
+                instance = self._named(frame.instance) or self._instances.get(frame.instance)
+                if instance is not None:
+                    del self._instances[instance.local]
+                    self._engine.perform(Unload(instance.local))
+            case KillOnNode():
+                instance = self._named(frame.instance)
+                if instance is not None:
+                    self._engine.perform(Kill(instance.local, frame.reason))
+            case ResizeOnNode():
+                instance = self._named(frame.instance)
+                if instance is not None:
+                    instance.mask, instance.quota = frame.mask, frame.quota
+                    self._engine.perform(Resize(instance.local, frame.mask, frame.quota))
+            case DropOnNode():
+                job_id = session.jobs.get(frame.job_id)
+                if job_id is not None:
+                    self._engine.perform(DropJob(job_id))
+            case ReleaseValues():
+                for owner, slot in frame.slots:
+                    if (owner, slot) in session.held:
+                        session.held.discard((owner, slot))
+                        self._references.release(ShmRef(owner, slot, 0))
+            case StateAnswer():
+                self._state.on_answer(frame.question, frame.cell)
+            case CommitAnswer():
+                error = LaminaError(frame.error.message) if frame.error is not None else None
+                self._state.on_answer(frame.question, error or frame.committed)
+            case DrainNode():
+                self._done.set()
+            case JoinRefused():
+                log.warning("the leader ends the link: %s", frame.message)
+            case _:
+                raise FrameError(f"{type(frame).__name__} out of turn")
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _named(self, name: str) -> _Instance | None:
+        return next((one for one in self._instances.values() if one.name == name and name), None)
+
+    # ------------------------------------------------------------------ instances
+
+    async def _on_load(self, session: LeaderSession, frame: LoadOnNode) -> None:
+        """Load a function, once its package is here."""
+        spec, code = frame.spec, frame.source
+        made = _Instance(
+            *(f"{frame.instance}-n{self._next_number()}", frame.instance, spec.name, frame.device, spec.version),
+            *(code.sha256, frame.mask, frame.quota),
+        )
+        self._instances[made.local] = made
+        try:
+            if code.tenant and not self.config.trusts_deployers:
+                raise LoadFailed(
+                    f"node {self.config.name} takes no code of tenants",
+                    hint="start its agent with --trust-deployers if tenants are trusted",
+                )
+            if not _ENTRY.fullmatch(code.entry):
+                raise LoadFailed(f"{code.entry[:80]!r} is no Python file of a package")
+            if await self._packages.ensure(code.sha256, partial(self._fetch_package, code.package)):
+                session.send(PackageStored(code.sha256))
+        except (LaminaError, OSError) as error:
+            hint = error.hint if isinstance(error, LaminaError) else ""
+            if self._instances.pop(made.local, None) is not None and session is self.session:
+                said = ErrorInfo(type(error).__name__, getattr(error, "message", str(error)), "", hint)
+                session.send(LostOnNode(frame.instance, "load-failed", said))
+            return
+        if self._instances.get(made.local) is not made:
+            return  # unloaded meanwhile
+        source = TargetSource(code.app, code.tenant, self._packages.path(code.sha256, code.entry))
+        self._shared.describe(spec, source, frame.environment)
+        self._engine.perform(Load(made.local, spec.name, frame.device, frame.mask, frame.quota))
+
+    async def _fetch_package(self, ref: NodeRef | None) -> bytes:
+        if ref is None:
+            raise LoadFailed("the package is not here, and the leader believed that it was")
+        room = bytearray(ref.size)
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._fetcher.fetch, ref, room)
+        return bytes(room)
+
+    # -------------------------------------------------------------------- batches
+
+    def _on_run(self, session: LeaderSession, frame: RunOnNode) -> None:
+        instance = self._named(frame.instance)
+        if instance is None:  # lost; the leader is about to hear of it
+            return
+        if session.beats is not None and session.beats.is_fenced:
+            return  # this machine is not the leader's any more
+        number = self._next_number()
+        jobs = tuple(JobRef(self._next_number(), one.ref.call_id, one.ref.scope, one.ref.node) for one in frame.jobs)
+        behind = session.batches.get(frame.behind)
+        action = StartBatch(
+            *(number, frame.function, instance.local, frame.device, frame.mask, jobs, frame.predicted_us),
+            behind=behind.action.batch_id if behind is not None else 0,
+            cores=frame.cores,
+        )
+        batch = _Batch(session, frame.batch_id, action, tuple(one.ref.id for one in frame.jobs))
+        self._batches[number] = session.batches[frame.batch_id] = batch
+        if behind is not None and not behind.is_started:
+            batch.is_blocked = True
+            behind.followers.append(batch)
+        wanted: dict[NodeRef, list[tuple[list[tuple[Leaf, Stored]], int]]] = {}
+        for job, given in zip(jobs, frame.jobs, strict=True):
+            leaves: list[tuple[Leaf, Stored]] = []
+            for leaf, value in given.leaves:
+                if isinstance(value, NodeRef) and value.address:
+                    wanted.setdefault(value, []).append((leaves, len(leaves)))
+                    leaves.append((leaf, b""))  # until it is here
+                elif isinstance(value, NodeRef):
+                    leaves.append((leaf, ShmRef(value.owner, value.slot, value.size, value.start)))
+                else:
+                    leaves.append((leaf, value))
+            self._values.give(job, given.args, leaves, (given.tenant, given.traceparent))
+            session.jobs[given.ref.id] = job.id
+            self._open_call(session, job, given)
+        batch.fetching = len(wanted)
+        for ref, places in wanted.items():
+            self._fetch(batch, ref, places)
+        self._start_if_ready(batch)
+
+    def _next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _open_call(self, session: LeaderSession, job: JobRef, given: JobOnNode) -> None:
+        call = self._calls.setdefault(job.call_id, _Call())
+        call.jobs += 1
+        if given.left_us:
+            call.deadline_us = clock_us() + given.left_us
+        if given.is_streaming:
+            wire_id = given.ref.id
+            self._values.pieces[job.call_id] = lambda value: session.send(ChunkOnNode(job.call_id, wire_id, value))
+
+    def _deadline_us(self, call_id: str) -> int:
+        call = self._calls.get(call_id)
+        return call.deadline_us if call is not None else 0
+
+    def _fetch(self, batch: _Batch, ref: NodeRef, places: list[tuple[list[tuple[Leaf, Stored]], int]]) -> None:
+        """Fetch a value into a slot of this machine, in a thread; the batch starts when all of its are here."""
+        reserved = self._references.pool.reserve(ref.size)
+        room: memoryview | bytearray = reserved[1] if reserved is not None else bytearray(ref.size)
+        if reserved is not None:
+            batch.fetched.append(reserved[0])
+        work = asyncio.get_running_loop().run_in_executor(self._threads, self._fetcher.fetch, ref, room)
+
+        def done(work: asyncio.Future[None]) -> None:
+            batch.fetching -= 1
+            if batch.action.batch_id not in self._batches:
+                if not batch.fetching:
+                    self._free_fetched(batch)
+                return
+            error = work.exception()
+            if error is not None:
+                batch.failure = "fetch-failed"
+                log.warning("batch %d of %s: an input cannot be fetched: %s", batch.wire_id, batch.action.function, error)
+            for leaves, index in places:
+                leaves[index] = (leaves[index][0], reserved[0] if reserved is not None else bytes(room))
+            self._start_if_ready(batch)
+
+        work.add_done_callback(done)
+
+    def _start_if_ready(self, batch: _Batch) -> None:
+        if batch.fetching or batch.is_blocked or batch.is_started:
+            return
+        if batch.failure:
+            self._forget_batch(batch)
+            batch.session.send(FailedOnNode(batch.wire_id, batch.failure))
+            return
+        batch.is_started = True
+        self._engine.perform(batch.action)
+        self._unblock(batch)
+
+    def _unblock(self, batch: _Batch) -> None:
+        followers, batch.followers = batch.followers, []
+        for follower in followers:
+            follower.is_blocked = False
+            self._start_if_ready(follower)
+
+    def _forget_batch(self, batch: _Batch) -> list[Stored | ErrorInfo | None]:
+        """A batch has ended, however it did; returns the results there are."""
+        self._batches.pop(batch.action.batch_id, None)
+        batch.session.batches.pop(batch.wire_id, None)
+        for wire_id in batch.job_ids:
+            batch.session.jobs.pop(wire_id, None)
+        results = []
+        for job in batch.action.jobs:
+            results.append(self._values.take(job.id))
+            call = self._calls.get(job.call_id)
+            if call is not None:
+                call.jobs -= 1
+                if not call.jobs:
+                    del self._calls[job.call_id]
+                    self._values.pieces.pop(job.call_id, None)
+        if not batch.fetching:
+            self._free_fetched(batch)
+        self._unblock(batch)
+        return results
+
+    def _free_fetched(self, batch: _Batch) -> None:
+        for ref in batch.fetched:
+            self._references.release(ref)
+        batch.fetched.clear()
+
+    # --------------------------------------------------------------------- events
+
+    def _on_event(self, event: Event) -> None:
+        """What the engines report, told to the leader that has asked for it."""
+        match event:
+            case BatchFinished():
+                self._on_finished(event)
+            case BatchFailed():
+                batch = self._batches.get(event.batch_id)
+                if batch is not None:
+                    self._forget_batch(batch)
+                    self._tell(batch.session, FailedOnNode(batch.wire_id, event.reason))
+            case InstanceReady():
+                instance = self._instances.get(event.instance)
+                if instance is not None:
+                    instance.is_ready = True
+                    if instance.name and self.session is not None:
+                        self.session.send(ReadyOnNode(instance.name, event.load_us, list(event.probes)))
+            case InstanceLost():
+                self._on_lost(event)
+            case Heartbeat():
+                self._on_heartbeat(event)
+            case _:
+                pass
+
+    def _tell(self, session: LeaderSession, frame: Struct) -> None:
+        if session is self.session:
+            session.send(frame)
+
+    def _on_finished(self, event: BatchFinished) -> None:
+        batch = self._batches.get(event.batch_id)
+        if batch is None:
+            return
+        session = batch.session
+        is_current = session is self.session
+        results: list[bytes | NodeRef | ErrorInfo] = []
+        for found in self._forget_batch(batch):
+            if isinstance(found, ShmRef):
+                if is_current:
+                    session.held.add((found.owner, found.slot))
+                    results.append(NodeRef("", found.owner, found.slot, found.size, found.start))
+                else:
+                    self._references.release(found)
+            elif found is None:  # dropped
+                results.append(b"")
+            else:
+                results.append(found)
+        if is_current:
+            session.send(DoneOnNode(batch.wire_id, event.device_us, results, batch.spans))
+
+    def _on_lost(self, event: InstanceLost) -> None:
+        instance = self._instances.pop(event.instance, None)
+        for batch in [one for one in self._batches.values() if one.action.instance == event.instance]:
+            self._forget_batch(batch)
+        if instance is not None and instance.name and self.session is not None:
+            error = None if instance.is_ready else self._engine.load_errors.get(instance.function)
+            self.session.send(LostOnNode(instance.name, event.reason, error))
+
+    def _on_heartbeat(self, event: Heartbeat) -> None:
+        if self.session is not None:
+            wire_id = next((wire for wire, local in self.session.jobs.items() if local == event.job_id), None)
+            if wire_id is not None:
+                self.session.send(HeartbeatOnNode(event.call_id, wire_id))
+
+    def _on_spans(self, batch_id: int, spans: list[InnerSpan]) -> None:
+        batch = self._batches.get(batch_id)
+        if batch is not None:
+            batch.spans += spans
+
+    def _on_output(self, function: str, local: str, calls: tuple[str, ...], line: str) -> None:
+        if self.session is not None:
+            instance = self._instances.get(local)
+            self.session.send(OutputOnNode(function, instance.name if instance is not None else local, calls, line))
+
+
+def _said(address: str, error: BaseException) -> str:
+    if isinstance(error, LaminaError):
+        return f"{address}: {error.message}" + (f" ({error.hint})" if error.hint else "")
+    return f"{address}: {'no answer' if isinstance(error, TimeoutError) else error}"
+
+
+def _read_epochs(file: Path) -> dict[str, int]:
+    """Highest epoch seen, by cell; kept over restarts, so that no leader of before is obeyed after one."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, int])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.MsgspecError) as error:
+        raise BadValue(f"{file}: cannot be read: {error}", hint="remove it if no old leader can be alive") from None
+
+
+def _write_epochs(file: Path, epochs: dict[str, int]) -> None:
+    fresh = file.with_suffix(".new")
+    fresh.write_bytes(msgspec.json.encode(epochs))
+    os.replace(fresh, file)

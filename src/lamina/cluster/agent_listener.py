@@ -1,0 +1,275 @@
+"""Agent listener: the leader's port for agents. Handshakes, beats, and what the registry makes of them.
+
+A server that stands by answers too, and says who leads: agents ask all servers they know, and find the one that leads by this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from lamina.cluster.credentials import JoinDenied, TicketKey, TlsFiles, proof, proves
+from lamina.cluster.data_port import DataPort, join_address
+from lamina.cluster.frame_link import FrameLink
+from lamina.cluster.messages import (
+    PROTOCOL,
+    Beat,
+    BeatHello,
+    Challenge,
+    Goodbye,
+    Hello,
+    JoinRefused,
+    LeaseRenewed,
+    WantsToLeave,
+    Welcome,
+    from_agent_reader,
+)
+from lamina.cluster.node_registry import BEAT_US, FENCE_US, LOOK_US, NodeChange, NodeRegistry
+from lamina.drivers.timer import clock_us
+from lamina.errors import BadValue, LaminaError, NotLeader
+from lamina.ipc.framing import FrameError
+from lamina.server.listener import Listener, listen
+
+log = logging.getLogger("lamina")
+
+MAX_STRANGERS = 64
+"""Connections that have not introduced themselves yet."""
+
+MAX_NODES = 4_096
+
+
+class ListenForAgents(Struct, frozen=True, kw_only=True):
+    """Where and how a leader listens for agents. The data port is the next one after it, unless the system chooses both."""
+
+    host: str
+    port: int
+    token: bytes = b""
+    tls: TlsFiles = TlsFiles()
+    advertise: str = ""  #: host that agents reach it by, if that is not where it listens
+
+
+class Node(Protocol):
+    """The leader's end of one incarnation."""
+
+    node: str
+    incarnation: int
+
+    def on_frame(self, frame: Any) -> None: ...
+
+
+OpenNode = Callable[[FrameLink, Hello, int, TicketKey, str], Node]
+"""Makes the leader's end of a new incarnation: its link, what it said, its number, the key of tickets, where values are here."""
+
+
+class AgentListener:
+    """Listener of one server. `open_node` is called for each agent that is taken, `on_change` for every change of a node."""
+
+    def __init__(self, config: ListenForAgents, open_node: OpenNode, on_change: Callable[[NodeChange], None]) -> None:
+        self.registry = NodeRegistry()
+        self.port = 0
+        self.epoch = 0  #: in which this server leads; 0: it does not
+        self.cell = ""
+        self._config = config
+        self._open_node, self._on_change = open_node, on_change
+        self._refusal: Callable[[], LaminaError] = lambda: NotLeader("this server does not lead yet", leader="")
+        self._key: TicketKey | None = None
+        self._listener: Listener | None = None
+        self._data_port: DataPort | None = None
+        self._strangers: dict[FrameLink, bytes] = {}  #: with the number that each must prove the token for
+        self._links: dict[FrameLink, tuple[str, int]] = {}  #: node and incarnation
+        self._beats: dict[FrameLink, tuple[str, int]] = {}
+        self._nodes: dict[tuple[str, int], Node] = {}
+        self._looking: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    @property
+    def data_address(self) -> str:
+        return join_address(self._own_host, self._data_port.port) if self._data_port is not None else ""
+
+    @property
+    def _own_host(self) -> str:
+        host = self._config.advertise or self._config.host
+        if host not in ("0.0.0.0", "::"):
+            return host
+        import socket
+
+        return socket.gethostname()
+
+    async def start(self, folder: str) -> None:
+        """Listen. `folder` is where the slots of this server are."""
+        config = self._config
+        self._data_port = DataPort(folder, config.host, config.port + 1 if config.port else 0, config.tls.for_server())
+        try:
+            self._listener = await listen(self._new_link, config.host, config.port, ssl=config.tls.for_server())
+        except OSError:
+            self._data_port.close()
+            raise
+        self.port = self._listener.port
+        self._look()
+
+    def lead(self, cell: str, epoch: int) -> None:
+        """Take agents from now on, under this epoch."""
+        self.cell, self.epoch = cell, epoch
+        self._key = TicketKey(self._config.token, cell, epoch)
+        if self._data_port is not None:
+            self._data_port.set_key(self._key)
+
+    def stand_by(self, refusal: Callable[[], LaminaError]) -> None:
+        """Another server leads: agents are told so, and those that are here are let go."""
+        self.epoch = 0
+        self._refusal = refusal
+        if self._data_port is not None:
+            self._data_port.set_key(None)
+        for link, (node, incarnation) in list(self._links.items()):
+            self._report(self.registry.lose(clock_us(), node, incarnation, "this server stands by"))
+            link.close("this server stands by")
+
+    def drain(self, node: str) -> bool:
+        """Begin to drain a node; False if there is none that could be."""
+        changes = self.registry.drain(clock_us(), node)
+        self._report(changes)
+        return bool(changes)
+
+    def lose(self, node: str, incarnation: int, reason: str) -> None:
+        self._report(self.registry.lose(clock_us(), node, incarnation, reason))
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._looking is not None:
+            self._looking.cancel()
+        if self._listener is not None:
+            self._listener.close()
+        if self._data_port is not None:
+            self._data_port.close()
+        for link in [*self._strangers, *self._links, *self._beats]:
+            link.close("the server ends")
+
+    # -------------------------------------------------------------- connections
+
+    def _new_link(self) -> FrameLink:
+        return FrameLink(from_agent_reader(), self._on_open, self._on_frame, self._on_closed)
+
+    def _on_open(self, link: FrameLink) -> None:
+        if len(self._strangers) >= MAX_STRANGERS:
+            link.close("too many connections that have not introduced themselves")
+            return
+        nonce = self._strangers[link] = os.urandom(32)
+        if not self.epoch:
+            self._refuse(link, self._refusal())
+            return
+        link.send(Challenge(PROTOCOL, nonce, self.epoch, self.cell))
+
+    def _on_frame(self, link: FrameLink, frame: Any) -> None:
+        if link in self._beats:
+            self._on_beat(link, frame)
+        elif link in self._links:
+            self._on_node_frame(link, frame)
+        elif link in self._strangers:
+            self._introduce(link, frame)
+
+    def _introduce(self, link: FrameLink, frame: Any) -> None:
+        nonce = self._strangers[link]
+        try:
+            if isinstance(frame, Hello):
+                self._take_agent(link, frame, nonce)
+            elif isinstance(frame, BeatHello):
+                self._take_beats(link, frame, nonce)
+            else:
+                raise FrameError(f"{type(frame).__name__} before a hello")
+        except FrameError:
+            raise
+        except LaminaError as error:
+            log.warning("an agent at %s is not taken: %s", link.peer, error.message)
+            self._refuse(link, error)
+
+    def _refuse(self, link: FrameLink, error: LaminaError) -> None:
+        leader = error.leader if isinstance(error, NotLeader) else ""
+        link.close_after(JoinRefused(error.code, error.message[:4_000], error.hint[:4_000], leader))
+
+    def _take_agent(self, link: FrameLink, hello: Hello, nonce: bytes) -> None:
+        if not self.epoch:
+            raise self._refusal()
+        token = self._config.token
+        if not proves(hello.proof, token, "agent", nonce, hello.nonce, hello.node, hello.boot_us):
+            raise JoinDenied(f"node {hello.node!r} does not know the join token", hint="give agent and leader the same token")
+        if len(self.registry.nodes) >= MAX_NODES and hello.node not in self.registry.nodes:
+            raise BadValue(f"there are {MAX_NODES} nodes", hint="a leader takes no more")
+        self._check_devices(hello)
+        assert self._key is not None
+        incarnation, changes = self.registry.hello(clock_us(), hello.node, hello.boot_us, link.peer)
+        del self._strangers[link]
+        self._links[link] = (hello.node, incarnation)
+        link.trust()
+        self._report(changes)  # the incarnation before, if there is one, is closed first
+        self._nodes[hello.node, incarnation] = self._open_node(link, hello, incarnation, self._key, self.data_address)
+        said = proof(token, "leader", hello.nonce, nonce, self.cell, self.epoch)
+        link.send(Welcome(said, self.epoch, self.cell, incarnation, BEAT_US, FENCE_US, self.data_address))
+
+    def _check_devices(self, hello: Hello) -> None:
+        ids = [device.id for device in hello.devices]
+        wrong = next((device for device in hello.devices if not 0 < device.units <= 4_096 or device.memory_mib < 0), None)
+        if len(set(ids)) < len(ids) or wrong is not None:
+            raise BadValue(f"node {hello.node!r} announces devices that make no sense", hint="agent and leader of one version?")
+
+    def _take_beats(self, link: FrameLink, hello: BeatHello, nonce: bytes) -> None:
+        if not proves(hello.proof, self._config.token, "beat", nonce, hello.nonce, hello.node, hello.incarnation):
+            raise JoinDenied(f"node {hello.node!r} does not know the join token", hint="give agent and leader the same token")
+        if not self.registry.is_current(hello.node, hello.incarnation):
+            raise BadValue(f"incarnation {hello.incarnation} of node {hello.node!r} is closed", hint="say hello again")
+        del self._strangers[link]
+        self._beats[link] = (hello.node, hello.incarnation)
+        link.trust()
+        self._report(self.registry.opened(clock_us(), hello.node, hello.incarnation))
+
+    def _on_node_frame(self, link: FrameLink, frame: Any) -> None:
+        node, incarnation = self._links[link]
+        if not self.registry.is_current(node, incarnation):
+            link.close("its incarnation is closed")
+        elif isinstance(frame, WantsToLeave):
+            self.drain(node)
+        elif isinstance(frame, Goodbye):
+            self._report(self.registry.leave(clock_us(), node, incarnation))
+        else:
+            self._nodes[node, incarnation].on_frame(frame)
+
+    def _on_beat(self, link: FrameLink, frame: Any) -> None:
+        if not isinstance(frame, Beat):
+            raise FrameError(f"{type(frame).__name__} where beats are sent")
+        node, incarnation = self._beats[link]
+        if not self.registry.is_current(node, incarnation):
+            link.close("its incarnation is closed")
+        elif frame.is_fenced:
+            self.lose(node, incarnation, "fenced: it does not hear this server")
+        else:
+            self._report(self.registry.beat(clock_us(), node, incarnation, frame.rtt_us, frame.lag_us))
+            link.send(LeaseRenewed(frame.seq))
+
+    def _on_closed(self, link: FrameLink, why: str) -> None:
+        self._strangers.pop(link, None)
+        self._beats.pop(link, None)  # silence counts, not the end of a connection that nothing else uses
+        known = self._links.pop(link, None)
+        if known is not None:
+            self._report(self.registry.lose(clock_us(), *known, why))
+
+    # ------------------------------------------------------------------- changes
+
+    def _look(self) -> None:
+        self._report(self.registry.look(clock_us()))
+        self._looking = asyncio.get_running_loop().call_later(LOOK_US / 1e6, self._look)
+
+    def _report(self, changes: list[NodeChange]) -> None:
+        for change in changes if not self._is_closed else ():
+            self._on_change(change)
+            if not self.registry.is_current(change.node, change.incarnation):
+                self._nodes.pop((change.node, change.incarnation), None)
+                for link in [
+                    one for one, of in {**self._links, **self._beats}.items() if of == (change.node, change.incarnation)
+                ]:
+                    self._links.pop(link, None)
+                    asyncio.get_running_loop().call_soon(partial(link.close, f"node {change.node} is {change.after.value}"))

@@ -1,0 +1,255 @@
+"""Cluster engine: the engines of this machine and the devices of all nodes as one. The driver sees devices only.
+
+Changes of the registry become events of the controller: a node that joins brings its devices and what it has loaded, one that is
+silent is suspended, one that is lost takes its devices with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from lamina.cluster.agent_listener import AgentListener, ListenForAgents
+from lamina.cluster.credentials import TicketKey
+from lamina.cluster.data_port import DataClient
+from lamina.cluster.frame_link import FrameLink
+from lamina.cluster.messages import Hello
+from lamina.cluster.node_registry import NodeChange, NodePhase
+from lamina.cluster.packages import Pack, PackageSource
+from lamina.cluster.remote_engine import LeaderParts, RemoteEngine
+from lamina.core.actions import Action, DropJob, Kill, Load, Resize, StartBatch, Unload
+from lamina.core.events import DeviceDraining, DeviceJoined, DeviceLost, DeviceSuspended, Event, InstanceFound, InstanceLost
+from lamina.drivers.engine import JobValues
+from lamina.drivers.timer import clock_us
+from lamina.engines.composite import CompositeEngine
+from lamina.errors import Conflict, LaminaError, NotFound
+from lamina.state.kv_state import StateTable
+from lamina.types import DeviceSpec
+
+log = logging.getLogger("lamina")
+
+FETCH_THREADS = 8
+"""Values on their way here at a time."""
+
+
+class ClusterEngine(CompositeEngine):
+    """Composite engine with nodes. `local`: this machine's own devices take batches too."""
+
+    def __init__(
+        self,
+        here: CompositeEngine,
+        listen: ListenForAgents,
+        app_path: str,
+        state: StateTable,
+        pack: Pack,
+        *,
+        local: bool = True,
+    ) -> None:
+        super().__init__(here.cpu, here.gpus, here.mps)
+        self.nodes: dict[str, RemoteEngine] = {}  #: by name: the open incarnations
+        self._uses_local = local
+        self._of_remote_instance: dict[str, RemoteEngine] = {}
+        self._state = state
+        self._packages = PackageSource(app_path, self.references, pack)
+        self._fetcher = DataClient(listen.tls.for_client())
+        self._threads = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="fetch")
+        self._parts_for_nodes: LeaderParts | None = None  #: from `start` on
+        self._post: Callable[[Event], None] = lambda event: None
+        self.listener = AgentListener(listen, self._open_node, self._on_change)
+
+    @property
+    def devices(self) -> list[DeviceSpec]:
+        """Devices that are there from the start; those of nodes join later."""
+        return super().devices if self._uses_local else []
+
+    async def start(self, post: Callable[[Event], None], values: JobValues, deadline_us: Callable[[str], int]) -> None:
+        await super().start(post, values, deadline_us)
+        self._post = post
+
+        def on_event(event: Event) -> None:
+            if type(event) is InstanceLost:
+                self._of_remote_instance.pop(event.instance, None)
+            post(event)
+
+        self._parts_for_nodes = LeaderParts(
+            post=on_event,
+            values=values,
+            deadline_us=deadline_us,
+            shared=self.shared,
+            references=self.references,
+            state=self._state,
+            packages=self._packages,
+            fetcher=self._fetcher,
+            threads=self._threads,
+            node_of_owner={},
+        )
+        await self.listener.start(self.references.directory.path)
+
+    def lead(self, term: int) -> None:
+        """Take agents. `term` is that of the store, whose epochs they obey in order; 0: there is no store, and no other
+        leader."""
+        self.listener.lead("" if term else os.urandom(8).hex(), term or 1)
+
+    def stand_by(self, refusal: Callable[[], LaminaError]) -> None:
+        self.listener.stand_by(refusal)
+
+    # ------------------------------------------------------------------- actions
+
+    def perform(self, action: Action) -> None:
+        kind = type(action)
+        if kind is StartBatch:
+            node = self._of_remote_instance.get(action.instance)  # type: ignore[union-attr]
+            if node is not None:
+                self._start_on_node(node, action)  # type: ignore[arg-type]
+            else:
+                self._start_here(action)  # type: ignore[arg-type]
+            return
+        match action:
+            case Load():
+                node = self._node_of_device(action.device)
+                if node is not None:
+                    self._of_remote_instance[action.instance] = node
+                    node.perform(action)
+                    return
+            case Unload():
+                node = self._of_remote_instance.pop(action.instance, None)
+                if node is not None:
+                    node.perform(action)
+                    return
+            case Kill() | Resize():
+                node = self._of_remote_instance.get(action.instance)
+                if node is not None:
+                    node.perform(action)
+                    return
+            case DropJob():
+                for node in self.nodes.values():
+                    node.perform(action)
+            case _:
+                pass
+        super().perform(action)
+
+    def _node_of_device(self, device: str) -> RemoteEngine | None:
+        return next((node for node in self.nodes.values() if any(one.id == device for one in node.devices)), None)
+
+    def _start_on_node(self, node: RemoteEngine, action: StartBatch) -> None:
+        """Values on GPUs of this machine are fetched first; those of other nodes their machine fetches itself."""
+        for gpu in self.gpus:
+            if refs := gpu.missing(action):
+                gpu.fetch(refs, lambda: self._start_on_node(node, action))
+                return
+        node.perform(action)
+
+    def _start_here(self, action: StartBatch) -> None:
+        for node in self.nodes.values():
+            if refs := node.missing(action):
+                node.fetch(refs, lambda: self._start_here(action))
+                return
+        super().perform(action)
+
+    # --------------------------------------------------------------------- nodes
+
+    def _open_node(self, link: FrameLink, hello: Hello, incarnation: int, key: TicketKey, own_address: str) -> RemoteEngine:
+        assert self._parts_for_nodes is not None
+        node = RemoteEngine(self._parts_for_nodes, link, hello, incarnation, key, own_address)
+        self.nodes[hello.node] = node
+        return node
+
+    def _on_change(self, change: NodeChange) -> None:
+        node = self.nodes.get(change.node)
+        said = f" ({change.reason})" if change.reason else ""
+        log.info("node %s, incarnation %d: %s%s", change.node, change.incarnation, change.after.value, said)
+        if node is None or node.incarnation != change.incarnation:
+            return
+        match change.before, change.after:
+            case NodePhase.JOINING, NodePhase.LIVE:
+                self._join(node)
+            case _, NodePhase.SUSPECT:
+                self._suspend(node, True)
+            case NodePhase.SUSPECT, NodePhase.LIVE:
+                self._suspend(node, False)
+            case _, NodePhase.DRAINING:
+                self._drain(node)
+            case _, NodePhase.LOST | NodePhase.GONE:
+                self._lose(node, change)
+            case _:
+                pass
+
+    def _join(self, node: RemoteEngine) -> None:
+        for device in node.devices:
+            self._post(DeviceJoined(device))
+        for name, found in node.found_instances():
+            self._of_remote_instance[name] = node
+            where = f"{node.node}.{found.device}"
+            self._post(InstanceFound(name, where, found.function, found.version, found.mask, found.quota))
+
+    def _suspend(self, node: RemoteEngine, suspended: bool) -> None:
+        if suspended:
+            log.warning("node %s gives no sign of life: nothing new is sent there", node.node)
+        for device in node.devices:
+            self._post(DeviceSuspended(device.id, suspended))
+
+    def _drain(self, node: RemoteEngine) -> None:
+        for device in node.devices:
+            self._post(DeviceSuspended(device.id, False))
+            self._post(DeviceDraining(device.id))
+        node.drain()
+
+    def _lose(self, node: RemoteEngine, change: NodeChange) -> None:
+        if change.after is NodePhase.LOST:
+            log.warning("node %s is lost (%s): what ran there runs elsewhere", node.node, change.reason)
+        del self.nodes[node.node]
+        for name in [name for name, where in self._of_remote_instance.items() if where is node]:
+            del self._of_remote_instance[name]
+        node.close(change.reason)
+        for device in node.devices:
+            self._post(DeviceLost(device.id, blames=False))
+
+    def drain(self, name: str) -> None:
+        """Drain a node. Raises `NotFound` or `Conflict`."""
+        known = self.listener.registry.nodes.get(name)
+        if known is None:
+            raise NotFound(f"no node {name[:80]!r}", hint=f"there are {', '.join(self.listener.registry.nodes) or 'none'}")
+        if not self.listener.drain(name) and known.phase is not NodePhase.DRAINING:
+            raise Conflict(f"node {name!r} is {known.phase.value}", hint="only a live node can be drained")
+
+    def list_nodes(self) -> list[dict[str, Any]]:
+        """All nodes, for `GET /v1/nodes`."""
+        found, now_us = [], clock_us()
+        for record in self.listener.registry.nodes.values():
+            node = self.nodes.get(record.name) if record.is_open else None
+            found.append(
+                {
+                    "name": record.name,
+                    "state": record.phase.value,
+                    "incarnation": record.incarnation,
+                    "epoch": self.listener.epoch,
+                    "address": record.address,
+                    "data_address": node.data_address if node is not None else "",
+                    "devices": [
+                        {"id": one.id, "kind": one.kind, "family": one.family, "units": one.units, "memory_mib": one.memory_mib}
+                        for one in (node.devices if node is not None else [])
+                    ],
+                    "instances": node.instances if node is not None else [],
+                    "rtt_us": record.rtt_us,
+                    "lag_us": record.lag_us,
+                    "beats": record.beats,
+                    "silent_ms": max(0, now_us - record.heard_us) // 1000,
+                    "packages": sorted(node.packages) if node is not None else [],
+                }
+            )
+        return found
+
+    async def stop(self, grace_s: float) -> None:
+        for node in list(self.nodes.values()):
+            await node.wait_drained(grace_s)
+        self._post = lambda event: None
+        self.listener.close()
+        for node in self.nodes.values():
+            node.close("the server ends")
+        self.nodes.clear()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._fetcher.close()
+        await super().stop(grace_s)

@@ -1,0 +1,282 @@
+"""Data port: large values between machines. One request for one value, answered with its bytes, from file to socket.
+
+Values lie in slots, which are files in memory. The server sends them with `sendfile`, the client receives into a slot of its own:
+neither copies them. All of it blocks, in threads: the kernel moves the bytes, and no event loop has to look at them.
+
+A request names a slot, a range and a time, and carries the leader's ticket for just that. Nothing else is served: whoever has no
+ticket learns not even which slots there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import ssl
+import stat
+import struct
+import threading
+import time
+from typing import Any
+
+from lamina.cluster.credentials import TICKET_BYTES, TicketKey
+from lamina.errors import LaminaError
+from lamina.values.references import NodeRef, ShmRef
+from lamina.values.shm_directory import BadSlot, slot_path, spill_path
+
+log = logging.getLogger("lamina")
+
+_MAGIC = b"LMD1"
+_ASKED = struct.Struct("<4s32sIQQQ")
+"""Magic, owner, slot, start, size, until when (seconds since 1970)."""
+REQUEST_BYTES = _ASKED.size + TICKET_BYTES
+_HEAD = struct.Struct("<q")
+"""How many bytes follow; less than zero: none, and why."""
+
+TICKET_S = 3_600
+"""How long a ticket is good: longer than a value waits for its step."""
+
+SKEW_S = 300
+"""By so much clocks of machines may differ."""
+
+MAX_CONNECTIONS = 128
+"""One thread each."""
+
+IDLE_S = 60.0
+"""How long a connection without a request is kept."""
+
+STALL_S = 10.0
+"""How long one may make no progress in the middle of a value."""
+
+_CHUNK = 4 * 2**20
+_DENIED, _MISSING = -1, -2
+
+
+class FetchFailed(LaminaError):
+    """A value on another machine that could not be fetched."""
+
+    status = 503
+    code = "fetch-failed"
+
+
+def make_request(key: TicketKey, owner: str, slot: int, start: int, size: int) -> bytes:
+    """Ticket for one value: what a client sends to get it. Made by the leader alone."""
+    asked = _ASKED.pack(_MAGIC, owner.encode(), slot, start, size, int(time.time()) + TICKET_S)
+    return asked[-8:] + key.sign(asked)
+
+
+def _request_of(ref: NodeRef) -> bytes:
+    until, ticket = ref.ticket[:8], ref.ticket[8:]
+    return _ASKED.pack(_MAGIC, ref.owner.encode(), ref.slot, ref.start, ref.size, int.from_bytes(until, "little")) + ticket
+
+
+class DataPort:
+    """Listener for values of one process' slots. `key` says which ticket is good now; None: none is."""
+
+    def __init__(self, folder: str, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+        self._folder = folder
+        self._tls = tls
+        self._key: TicketKey | None = None
+        self._open = set[socket.socket]()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family, backlog=128)
+        self.port: int = self._socket.getsockname()[1]
+        threading.Thread(target=self._accept, name="data-port", daemon=True).start()
+
+    def set_key(self, key: TicketKey | None) -> None:
+        """Another epoch, another key: tickets of before are of no more use."""
+        self._key = key
+
+    def close(self) -> None:
+        self._is_closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        with self._lock:
+            for connection in self._open:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while not self._is_closed:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                if not self._is_closed:
+                    time.sleep(0.1)  # out of files, most likely
+                continue
+            with self._lock:
+                if len(self._open) >= MAX_CONNECTIONS:
+                    connection.close()
+                    continue
+                self._open.add(connection)
+            threading.Thread(target=self._serve, args=(connection,), name="data-port-peer", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            connection.settimeout(IDLE_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer = connection
+            if self._tls is not None:
+                connection.settimeout(STALL_S)
+                peer = self._tls.wrap_socket(connection, server_side=True)
+                peer.settimeout(IDLE_S)
+            while (asked := _receive(peer, REQUEST_BYTES)) is not None:
+                if not self._answer(peer, asked):
+                    break
+        except (OSError, ValueError):
+            pass  # the client's affair: it asks again, or has gone
+        finally:
+            with self._lock:
+                self._open.discard(connection)
+            connection.close()
+
+    def _answer(self, peer: socket.socket, asked: bytes) -> bool:
+        """Answer one request; False: this client is not spoken to any more."""
+        body, ticket, key = asked[: _ASKED.size], asked[_ASKED.size :], self._key
+        magic, owner, slot, start, size, until_s = _ASKED.unpack(body)
+        if magic != _MAGIC or key is None or not key.allows(body, ticket) or until_s + SKEW_S < time.time():
+            peer.sendall(_HEAD.pack(_DENIED))
+            return False
+        try:
+            file = _open_slot(self._folder, owner.rstrip(b"\0").decode(), slot, start + size)
+        except (BadSlot, OSError):
+            peer.sendall(_HEAD.pack(_MISSING))
+            return True
+        try:
+            peer.settimeout(STALL_S)
+            peer.sendall(_HEAD.pack(size))
+            _send(peer, file, start, size)
+            peer.settimeout(IDLE_S)
+        finally:
+            os.close(file)
+        return True
+
+
+def _open_slot(folder: str, owner: str, slot: int, end: int) -> int:
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        file = os.open(slot_path(folder, owner, slot), flags)
+    except FileNotFoundError:
+        file = os.open(spill_path(folder, owner, slot), flags)
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode) or found.st_size < end:
+        os.close(file)
+        raise BadSlot(f"slot {slot} of {owner} has no {end} bytes")
+    return file
+
+
+def _send(peer: socket.socket, file: int, start: int, size: int) -> None:
+    if isinstance(peer, ssl.SSLSocket):  # it must be encrypted first
+        while size > 0:
+            piece = os.pread(file, min(size, _CHUNK), start)
+            if not piece:
+                raise OSError("a slot was cut short")
+            peer.sendall(piece)
+            start, size = start + len(piece), size - len(piece)
+        return
+    with os.fdopen(os.dup(file), "rb", buffering=0) as source:
+        sent = peer.sendfile(source, start, size)
+        if sent != size:
+            raise OSError("a slot was cut short")
+
+
+def _receive(peer: socket.socket, size: int) -> bytes | None:
+    """So many bytes; None at the end of the connection."""
+    found = bytearray()
+    while len(found) < size:
+        piece = peer.recv(size - len(found))
+        if not piece:
+            return None
+        found += piece
+    return bytes(found)
+
+
+class DataClient:
+    """Fetches values. Connections are kept and used again; every call blocks, in a thread of its caller's."""
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
+        self._idle: dict[str, list[socket.socket]] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def fetch(self, ref: NodeRef, room: memoryview | bytearray) -> None:
+        """Fetch a value into `room`, which is as large. Raises `FetchFailed`."""
+        for is_last in (False, True):
+            peer, is_fresh = self._connect(ref.address)
+            try:
+                self._fetch(peer, ref, room)
+            except (OSError, ssl.SSLError) as error:
+                peer.close()
+                if is_fresh or is_last:  # one that was idle may have been closed by the other side meanwhile
+                    raise FetchFailed(f"{ref.size} bytes of {ref.address}: {error}") from None
+                continue
+            except FetchFailed:
+                peer.close()
+                raise
+            with self._lock:
+                if not self._is_closed:
+                    self._idle.setdefault(ref.address, []).append(peer)
+                    return
+            peer.close()
+            return
+
+    def _fetch(self, peer: socket.socket, ref: NodeRef, room: memoryview | bytearray) -> None:
+        peer.sendall(_request_of(ref))
+        head = _receive(peer, _HEAD.size)
+        if head is None:
+            raise ConnectionResetError("the other side has closed the connection")
+        (size,) = _HEAD.unpack(head)
+        if size != ref.size:
+            why = {_DENIED: "the ticket is not good", _MISSING: "the value is gone"}.get(size, f"{size} bytes came")
+            raise FetchFailed(f"{ref.size} bytes of {ref.address}: {why}")
+        view, at = memoryview(room), 0
+        while at < size:
+            got = peer.recv_into(view[at:], size - at)
+            if not got:
+                raise ConnectionResetError("the connection has ended in the middle of a value")
+            at += got
+
+    def _connect(self, address: str) -> tuple[socket.socket, bool]:
+        with self._lock:
+            idle = self._idle.get(address)
+            if idle:
+                return idle.pop(), False
+        host, port = split_address(address)
+        try:
+            peer: Any = socket.create_connection((host, port), timeout=STALL_S)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _CHUNK)
+            if self._tls is not None:
+                peer = self._tls.wrap_socket(peer, server_hostname=host)
+        except OSError as error:
+            raise FetchFailed(f"{address}: {error}", hint="can this machine reach that one?") from None
+        return peer, True
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            for idle in self._idle.values():
+                for peer in idle:
+                    peer.close()
+            self._idle.clear()
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """HOST:PORT in two; an IPv6 address is in brackets."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def ref_for(key: TicketKey, address: str, ref: ShmRef) -> NodeRef:
+    """Reference to a slot for another machine, with its ticket."""
+    ticket = make_request(key, ref.owner, ref.slot, ref.start, ref.size)
+    return NodeRef(address, ref.owner, ref.slot, ref.size, ref.start, ticket)

@@ -1,0 +1,93 @@
+"""Values on a node: what its batches read and have made. The agent's counterpart of the leader's run values.
+
+An agent knows jobs, not runs: inputs are there from the frame until the batch ends, results until the leader has no more use for
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from lamina.cluster.messages import CommitState, ReadState
+from lamina.core.actions import JobRef
+from lamina.drivers.engine import Origin
+from lamina.expr import Expr, Leaf
+from lamina.sdk.app_state import StateCell
+from lamina.values.references import ErrorInfo, Stored
+
+
+class NodeJob(Struct, frozen=True):
+    """A job as its engine sees it."""
+
+    args: dict[str, Expr] | None
+    leaves: list[tuple[Leaf, Stored]]
+    origin: Origin
+
+
+class NodeValues:
+    """Inputs and results of the jobs on a node, by the number that the agent gave each job."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[str, Callable[[bytes], None]] = {}  #: by call: receiver of what its function yields
+        self._jobs: dict[int, NodeJob] = {}
+        self._results: dict[int, Stored | ErrorInfo] = {}
+
+    def give(self, job: JobRef, args: dict[str, Expr] | None, leaves: list[tuple[Leaf, Stored]], origin: Origin) -> None:
+        self._jobs[job.id] = NodeJob(args, leaves, origin)
+
+    def inputs(self, job: JobRef) -> NodeJob:
+        return self._jobs[job.id]
+
+    def origin(self, job: JobRef) -> Origin:
+        found = self._jobs.get(job.id)
+        return found.origin if found is not None else ("", "")
+
+    def consumers(self, job: JobRef) -> frozenset[str]:
+        """Results are for the leader to place: none stays inside an executor."""
+        return frozenset()
+
+    def put(self, job: JobRef, value: Stored) -> None:
+        self._results[job.id] = value
+
+    def put_error(self, job: JobRef, error: ErrorInfo) -> None:
+        self._results[job.id] = error
+
+    def take(self, job_id: int) -> Stored | ErrorInfo | None:
+        """The result of a job that has ended, which is forgotten here."""
+        self._jobs.pop(job_id, None)
+        return self._results.pop(job_id, None)
+
+
+class LeaderState:
+    """State of functions, which the leader keeps: questions go there, and answers come back in any order."""
+
+    def __init__(self) -> None:
+        self._send: Callable[[Any], None] | None = None
+        self._waiting: dict[int, Callable[[Any], None]] = {}
+        self._questions = 0
+
+    def connect(self, send: Callable[[Any], None] | None) -> None:
+        """Send questions this way from now on. What was asked of another leader is not answered: its batches are void."""
+        self._send = send
+        self._waiting.clear()
+
+    def ask(self, function: str, call_id: str, scope: str, key: str, answer: Callable[[StateCell], None]) -> None:
+        if self._send is not None:
+            self._send(ReadState(self._note(answer), function, call_id, scope, key))
+
+    def submit(self, function: str, step: tuple[str, int, str], changes: Any, done: Callable[[Any], None]) -> None:
+        if self._send is not None:
+            self._send(CommitState(self._note(done), function, step, changes))
+
+    def on_answer(self, question: int, answer: Any) -> None:
+        waiting = self._waiting.pop(question, None)
+        if waiting is not None:
+            waiting(answer)
+
+    def _note(self, then: Callable[[Any], None]) -> int:
+        self._questions += 1
+        self._waiting[self._questions] = then
+        return self._questions

@@ -1,0 +1,119 @@
+"""Packages of apps for agents: the leader's source of them, and an agent's store, both by SHA-256.
+
+What an agent runs is what the leader has: code travels as a package, is checked on arrival, and is unpacked once under its
+hash. Two versions never mix, and an agent that comes back needs nothing again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+from lamina.errors import LoadFailed
+from lamina.sdk.model_bundle import is_bundle
+from lamina.values.references import ShmRef
+from lamina.values.slot_refs import SlotReferences
+
+Pack = Callable[[Path], tuple[bytes, str]]
+"""Zip of a file or a folder, and the entry file in it."""
+Unpack = Callable[[bytes, Path], Awaitable[None]]
+
+APP_FILE = "app.py"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+KEPT_PACKAGES = 50
+"""Unpacked packages of before that an agent keeps when it starts."""
+
+
+class Package(Struct, frozen=True):
+    """A package as the leader holds it, in a slot that agents may fetch."""
+
+    sha256: str
+    entry: str  #: the app in it, as `FILE.py` or `FILE.py:NAME`
+    ref: ShmRef
+
+
+class PackageSource:
+    """Packages of the leader's apps, made when an agent first needs one. `own` is the app that the server was started with."""
+
+    def __init__(self, own: str, references: SlotReferences, pack: Pack) -> None:
+        self._own, self._references, self._pack = own, references, pack
+        self._made: dict[str, asyncio.Task[Package]] = {}
+
+    async def get(self, path: str) -> Package:
+        """The package of an app by its path here; "": of the server's own. Raises `LoadFailed`."""
+        target = path or self._own
+        if target not in self._made:
+            self._made[target] = asyncio.create_task(self._make(target))
+        try:
+            return await asyncio.shield(self._made[target])
+        except Exception:
+            self._made.pop(target, None)  # files may be there at the next try
+            raise
+
+    async def _make(self, target: str) -> Package:
+        file, _, name = target.partition(":") if ".py:" in target else (target, "", "")
+        if is_bundle(target) or not file.endswith(".py"):
+            raise LoadFailed(
+                f"{Path(target).name[:40]!r} is no app that can be sent to an agent",
+                hint="agents take apps that are files: serve app.py, or deploy it",
+            )
+        path = Path(file)
+        content, entry = await asyncio.to_thread(self._pack, path.parent if path.name == APP_FILE else path)
+        ref = self._references.pool.put(content)
+        if ref is None:
+            raise LoadFailed(f"no room for a package of {len(content)} bytes", hint="give the server a larger --memory-budget")
+        return Package(hashlib.sha256(content).hexdigest(), f"{entry}:{name}" if name else entry, ref)
+
+
+class PackageStore:
+    """Unpacked packages of an agent, in a folder."""
+
+    def __init__(self, folder: Path, unpack: Unpack) -> None:
+        self._folder, self._unpack = folder, unpack
+        self._locks: dict[str, asyncio.Lock] = {}
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name in os.listdir(folder):  # of a life that ended while it unpacked
+            if not _SHA256.fullmatch(name):
+                shutil.rmtree(folder / name, ignore_errors=True)
+        known = sorted((path for path in folder.iterdir()), key=lambda path: path.stat().st_mtime)
+        for path in known[:-KEPT_PACKAGES]:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def stored(self) -> list[str]:
+        return sorted(name for name in os.listdir(self._folder) if _SHA256.fullmatch(name))
+
+    def path(self, sha256: str, entry: str) -> str:
+        """The app in a package: what a worker is started with."""
+        return str(self._folder / sha256 / entry)
+
+    async def ensure(self, sha256: str, fetch: Callable[[], Awaitable[bytes]]) -> bool:
+        """Have this package unpacked; `fetch` brings its bytes. True: it is new. Raises `LoadFailed` if they are not those."""
+        if not _SHA256.fullmatch(sha256):
+            raise LoadFailed(f"{sha256[:80]!r} is no SHA-256")
+        async with self._locks.setdefault(sha256, asyncio.Lock()):
+            if (self._folder / sha256).is_dir():
+                return False
+            content = await fetch()
+            found = await asyncio.to_thread(lambda: hashlib.sha256(content).hexdigest())
+            if found != sha256:
+                raise LoadFailed(
+                    f"the package has another hash than it should: {found[:12]}..., not {sha256[:12]}...",
+                    hint="it was changed on its way: look at what lies between leader and agent",
+                )
+            fresh = self._folder / f"new-{os.urandom(6).hex()}"
+            try:
+                await self._unpack(content, fresh)
+                os.rename(fresh, self._folder / sha256)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    shutil.rmtree(fresh, ignore_errors=True)
+                raise
+            return True

@@ -1,0 +1,488 @@
+"""Remote engine: the devices of one node, for the time of one incarnation, as an engine like any other.
+
+The controller sees devices; that they are behind a socket shows only in how long the way there takes, which it measures anyway.
+Actions become frames, frames become events. When the incarnation is closed, nothing that comes from there later is read: what
+ran is lost, and runs again elsewhere by the controller's own rules.
+
+A large value stays where it was made: a leader holds a `DeviceRef` whose owner is the node, and the next step's machine fetches
+it from there. Only what the gateway itself must read is fetched to the leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from msgspec import structs
+
+from lamina.cluster.credentials import TicketKey
+from lamina.cluster.data_port import DataClient, FetchFailed, make_request, ref_for
+from lamina.cluster.frame_link import FrameLink
+from lamina.cluster.messages import (
+    AdoptOnNode,
+    AppOnNode,
+    ChunkOnNode,
+    CommitAnswer,
+    CommitState,
+    DoneOnNode,
+    DrainNode,
+    DropOnNode,
+    FailedOnNode,
+    HeartbeatOnNode,
+    Hello,
+    JobOnNode,
+    KillOnNode,
+    LoadedInstance,
+    LoadOnNode,
+    LostOnNode,
+    OutputOnNode,
+    PackageStored,
+    ReadState,
+    ReadyOnNode,
+    ReleaseValues,
+    ResizeOnNode,
+    RunOnNode,
+    StateAnswer,
+    UnloadOnNode,
+)
+from lamina.cluster.packages import PackageSource
+from lamina.core.actions import Action, DropJob, JobRef, Kill, Load, Resize, StartBatch, Unload
+from lamina.core.events import BatchFailed, BatchFinished, Event, Heartbeat, InstanceLost, InstanceReady
+from lamina.drivers.engine import EngineShared, JobValues
+from lamina.drivers.timer import clock_us
+from lamina.engines.inflight import InFlightBatch, InFlightBatches, deliver_results
+from lamina.errors import LaminaError
+from lamina.ipc.framing import FrameError
+from lamina.state.kv_state import StateTable
+from lamina.types import DeviceSpec
+from lamina.values.references import DeviceRef, ErrorInfo, NodeRef, ShmRef, Stored
+from lamina.values.slot_refs import SlotReferences
+
+log = logging.getLogger("lamina")
+
+LINK_MIB_PER_S, LINK_LATENCY_US = 1_000.0, 300
+"""Of a link between machines, until it is known better: what placement counts for moving a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderParts:
+    """What remote engines share with the server they belong to."""
+
+    post: Callable[[Event], None]
+    values: JobValues
+    deadline_us: Callable[[str], int]
+    shared: EngineShared
+    references: SlotReferences
+    state: StateTable
+    packages: PackageSource
+    fetcher: DataClient
+    threads: Executor
+    node_of_owner: dict[str, RemoteEngine]  #: by owner of the values there
+
+
+@dataclass(slots=True, eq=False)
+class RemoteInstance:
+    """One instance on a node."""
+
+    load: Load
+    is_ready: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class RemoteBatch(InFlightBatch):
+    failed: dict[int, ErrorInfo] = field(default_factory=dict)  #: by place in the batch: jobs whose inputs could not be made
+    fetching: int = 0  #: results on their way here
+    results: list[bytes | ShmRef | ErrorInfo] = field(default_factory=list)
+
+
+class RemoteEngine:
+    """Engine of one node's incarnation."""
+
+    def __init__(
+        self, parts: LeaderParts, link: FrameLink, hello: Hello, incarnation: int, key: TicketKey, own_address: str
+    ) -> None:
+        self.node, self.incarnation = hello.node, incarnation
+        self.data_address = hello.data_address
+        self.packages = set(hello.packages)
+        self.found = {f"{hello.node}:{one.name}": one for one in hello.loaded}  #: not adopted yet, by the name the core is told
+        self.devices = [self._spec(device) for device in hello.devices]
+        self.is_draining = False
+        self._parts, self._link, self._key, self._own_address = parts, link, key, own_address
+        self._instances: dict[str, RemoteInstance] = {}
+        self._batches = InFlightBatches[RemoteBatch](parts.references)
+        self._values: dict[int, NodeRef] = {}  #: values on the node, by the number they have here
+        self._numbers = 0
+        self._released: list[tuple[str, int]] = []
+        self.slots = parts.references.add_device(self._forget)
+        parts.node_of_owner[self.slots.owner] = self
+        self._is_closed = False
+
+    def _spec(self, device: DeviceSpec) -> DeviceSpec:
+        """A device as the controller knows it: under a name that no other node has, and behind a link."""
+        return structs.replace(
+            device,
+            id=f"{self.node}.{device.id}",
+            node=self.node,
+            link_mib_per_s=device.link_mib_per_s or LINK_MIB_PER_S,
+            link_latency_us=device.link_latency_us or LINK_LATENCY_US,
+        )
+
+    @property
+    def instances(self) -> list[str]:
+        return list(self._instances)
+
+    @property
+    def batches_open(self) -> int:
+        return len(self._batches.open)
+
+    # ------------------------------------------------------------------- actions
+
+    def perform(self, action: Action) -> None:
+        if self._is_closed:
+            return
+        match action:
+            case StartBatch():
+                self._start(action)
+            case Load():
+                self._load(action)
+            case Unload():
+                self._unload(action)
+            case Kill():
+                if action.instance in self._instances:
+                    self._link.send(KillOnNode(action.instance, action.reason))
+            case Resize():
+                if action.instance in self._instances:
+                    self._link.send(ResizeOnNode(action.instance, action.mask, action.quota))
+            case DropJob():
+                if self._batches.is_wanted(action.job_id):
+                    self._batches.drop_job(action.job_id)
+                    self._link.send(DropOnNode(action.job_id))
+            case _:
+                pass
+
+    def _load(self, action: Load) -> None:
+        instance = self._instances[action.instance] = RemoteInstance(action)
+        if action.adopts:
+            found = self.found.pop(action.adopts)
+            instance.is_ready = True
+            self._link.send(AdoptOnNode(action.instance, found.name))
+            self._parts.post(InstanceReady(action.instance))
+            return
+        asyncio.get_running_loop().create_task(self._send_load(instance))
+
+    async def _send_load(self, instance: RemoteInstance) -> None:
+        action, shared = instance.load, self._parts.shared
+        spec, source = shared.spec_of(action.function), shared.source(action.function)
+        try:
+            if spec is None:
+                raise LaminaError(f"function {action.function!r} is gone")
+            package = await self._parts.packages.get(source.path)
+        except LaminaError as error:
+            if self._instances.get(action.instance) is instance:
+                self._on_lost(
+                    LostOnNode(action.instance, "load-failed", ErrorInfo(type(error).__name__, error.message, "", error.hint))
+                )
+            return
+        if self._instances.get(action.instance) is not instance or self._is_closed:
+            return  # unloaded meanwhile
+        ref = ref_for(self._key, self._own_address, package.ref) if package.sha256 not in self.packages else None
+        code = AppOnNode(package.sha256, package.entry, ref, source.app, source.tenant, source.user)
+        environment = shared.environment(action.function)
+        device = action.device.removeprefix(f"{self.node}.")
+        self._link.send(LoadOnNode(action.instance, device, action.mask, action.quota, spec, code, environment))
+
+    def _unload(self, action: Unload) -> None:
+        found = self.found.pop(action.instance, None)
+        if found is not None:
+            self._link.send(UnloadOnNode(found.name))
+        elif self._instances.pop(action.instance, None) is not None:
+            self._link.send(UnloadOnNode(action.instance))
+        self.leave_if_empty()
+
+    def drain(self) -> None:
+        self.is_draining = True
+        self.leave_if_empty()
+
+    def leave_if_empty(self) -> None:
+        """The last instance of a draining node has gone: its agent may end."""
+        if self.is_draining and not self._instances and not self._is_closed:
+            self._link.send(DrainNode())
+
+    def _start(self, action: StartBatch) -> None:
+        if action.instance not in self._instances:
+            return
+        reads: list[ShmRef] = []
+        jobs: list[JobOnNode] = []
+        failed: dict[int, ErrorInfo] = {}
+        for index, job in enumerate(action.jobs):
+            try:
+                jobs.append(self._job(job, action.batch_id, reads))
+            except LaminaError as error:
+                failed[index] = ErrorInfo(type(error).__name__, error.message)
+        batch = RemoteBatch(action, reads, failed)
+        if not jobs:
+            self._batches.add(batch)
+            asyncio.get_running_loop().call_soon(self._on_done, DoneOnNode(action.batch_id, 0, []))
+            return
+        device = action.device.removeprefix(f"{self.node}.")
+        frame = RunOnNode(
+            *(action.batch_id, action.function, action.instance, device, action.mask),
+            *(action.behind, action.predicted_us, action.cores, jobs),
+        )
+        try:
+            if self._released:
+                self._link.send(ReleaseValues(self._released), frame)
+                self._released = []
+            else:
+                self._link.send(frame)
+        except FrameError as error:
+            log.warning("batch %d of %s is not sent: %s", action.batch_id, action.function, error)
+            self._parts.references.unpin(reads)
+            self._parts.post(BatchFailed(action.batch_id, error.code))
+            return
+        self._batches.add(batch)
+
+    def _job(self, job: JobRef, batch_id: int, reads: list[ShmRef]) -> JobOnNode:
+        """A job for its frame. Raises `LaminaError` if its inputs cannot be made."""
+        parts = self._parts
+        given = parts.values.inputs(job)
+        leaves = [(leaf, self._leaf(stored, reads)) for leaf, stored in given.leaves]
+        origin = parts.shared.origin
+        tenant, trace = origin(job, batch_id) if origin is not None else ("", "")
+        deadline_us = parts.deadline_us(job.call_id)
+        left_us = max(1, deadline_us - clock_us()) if deadline_us else 0
+        return JobOnNode(job, given.args, leaves, left_us, job.call_id in parts.values.pieces, tenant, trace)
+
+    def _leaf(self, stored: Stored, reads: list[ShmRef]) -> bytes | NodeRef:
+        """A value as this node can use it: inside the frame, its own, or one to be fetched."""
+        host = self._parts.node_of_owner.get(stored.owner) if isinstance(stored, DeviceRef) else None
+        found = self._parts.references.pin(stored, reads, host.slots.owner if host is not None else "")
+        if isinstance(found, bytes):
+            return found
+        if host is not None:
+            return host.reference(found, for_node=self)
+        return ref_for(self._key, self._own_address, found)
+
+    def reference(self, ref: ShmRef, for_node: RemoteEngine | None) -> NodeRef:
+        """A value on this node, for another machine or for itself."""
+        there = self._values[ref.slot]
+        address = "" if for_node is self else self.data_address
+        ticket = make_request(self._key, there.owner, there.slot, ref.start, ref.size) if address else b""
+        return structs.replace(there, address=address, size=ref.size, start=ref.start, ticket=ticket)
+
+    # -------------------------------------------------------------------- frames
+
+    def on_frame(self, frame: Any) -> None:
+        if self._is_closed:
+            return
+        match frame:
+            case DoneOnNode():
+                self._on_done(frame)
+            case HeartbeatOnNode():
+                self._parts.post(Heartbeat(frame.call_id, frame.job_id))
+            case ChunkOnNode():
+                deliver = self._parts.values.pieces.get(frame.call_id)
+                if deliver is not None and self._batches.is_wanted(frame.job_id):
+                    deliver(frame.value)
+                else:
+                    self._link.send(DropOnNode(frame.job_id))
+            case ReadyOnNode():
+                self._on_ready(frame)
+            case LostOnNode():
+                self._on_lost(frame)
+            case FailedOnNode():
+                self._on_failed(frame)
+            case OutputOnNode():
+                self._parts.shared.on_output(frame.function, f"{self.node}:{frame.instance}", frame.calls, frame.line)
+            case PackageStored():
+                self.packages.add(frame.sha256)
+            case ReadState():
+                place = self._parts.state.resolve_key(frame.function, frame.call_id, frame.scope, frame.key)
+                self._link.send(StateAnswer(frame.question, self._parts.state.read(place)))
+            case CommitState():
+                self._commit(frame)
+            case _:
+                raise FrameError(f"{self.node} sends {type(frame).__name__} out of turn")
+
+    def _on_ready(self, frame: ReadyOnNode) -> None:
+        instance = self._instances.get(frame.instance)
+        if instance is not None and not instance.is_ready:
+            instance.is_ready = True
+            self._parts.shared.load_errors.pop(instance.load.function, None)
+            self._parts.post(InstanceReady(frame.instance, frame.load_us, tuple(frame.probes)))
+
+    def _on_lost(self, frame: LostOnNode) -> None:
+        instance = self._instances.pop(frame.instance, None)
+        if instance is None:
+            return
+        if frame.error is not None:
+            self._parts.shared.load_errors[instance.load.function] = frame.error
+        for batch in [one for one in self._batches.open.values() if one.action.instance == frame.instance]:
+            self._batches.close(batch)
+        self._parts.post(InstanceLost(frame.instance, frame.reason))
+        self.leave_if_empty()
+
+    def _on_failed(self, frame: FailedOnNode) -> None:
+        batch = self._batches.open.get(frame.batch_id)
+        if batch is not None:
+            self._batches.close(batch)
+            self._parts.post(BatchFailed(frame.batch_id, frame.reason))
+
+    def _on_done(self, done: DoneOnNode) -> None:
+        batch = self._batches.open.get(done.batch_id)
+        if batch is None:
+            return  # lost with its instance, as far as is known here
+        if len(done.results) + len(batch.failed) != len(batch.action.jobs) or batch.results:
+            raise FrameError(f"{len(done.results)} results for batch {done.batch_id}, which it does not have")
+        if done.spans and self._parts.shared.on_spans is not None:
+            self._parts.shared.on_spans(done.batch_id, done.spans)
+        results: list[bytes | ShmRef | ErrorInfo] = []
+        wanted: list[tuple[int, NodeRef]] = []
+        given = iter(done.results)
+        for index, job in enumerate(batch.action.jobs):
+            result = batch.failed[index] if index in batch.failed else next(given)
+            if not isinstance(result, NodeRef):
+                results.append(result)
+            elif not self._batches.is_wanted(job.id):
+                self._release(result)
+                results.append(b"")
+            elif self._parts.values.consumers(job):
+                results.append(self._keep(result))
+            else:
+                wanted.append((index, result))
+                results.append(b"")
+        if not wanted:
+            self._finish(batch, done.device_us, results)
+            return
+        batch.fetching, batch.results = len(wanted), results
+        for index, ref in wanted:
+            self._fetch(ref, partial(self._on_fetched, batch, done.device_us, index, ref))
+
+    def _keep(self, there: NodeRef) -> DeviceRef:
+        """Hold a value that stays on the node."""
+        self._numbers += 1
+        self._values[self._numbers] = there
+        self.slots.held.add(self._numbers)
+        return DeviceRef(self.slots.owner, self._numbers, there.size)
+
+    def _forget(self, number: int) -> None:
+        there = self._values.pop(number, None)
+        if there is not None:
+            self._release(there)
+
+    def _release(self, there: NodeRef) -> None:
+        self._released.append((there.owner, there.slot))
+        if len(self._released) >= 64 and not self._is_closed:  # else they go along with the next batch
+            self._link.send(ReleaseValues(self._released))
+            self._released = []
+
+    def flush_releases(self) -> None:
+        """Tell the node what is not needed any more, also when nothing is sent there."""
+        if self._released and not self._is_closed:
+            self._link.send(ReleaseValues(self._released))
+            self._released = []
+
+    def _on_fetched(
+        self, batch: RemoteBatch, device_us: int, index: int, there: NodeRef, found: bytes | ShmRef | ErrorInfo
+    ) -> None:
+        self._release(there)
+        if self._is_closed or batch.action.batch_id not in self._batches.open:
+            if isinstance(found, ShmRef):
+                self._parts.references.release(found)
+            return
+        batch.results[index] = found
+        batch.fetching -= 1
+        if not batch.fetching:
+            self._finish(batch, device_us, batch.results)
+
+    def _finish(self, batch: RemoteBatch, device_us: int, results: list[bytes | ShmRef | ErrorInfo]) -> None:
+        wanted = self._batches.close(batch)
+        parts = self._parts
+        outcomes = deliver_results(parts.values, batch.action.jobs, wanted, results, parts.references.release)
+        parts.post(BatchFinished(batch.action.batch_id, device_us, outcomes))
+
+    # -------------------------------------------------------------------- values
+
+    def missing(self, action: StartBatch) -> list[DeviceRef]:
+        """Values of this node that a batch on the leader's own devices needs, and that are not here yet."""
+        if not self._values:
+            return []
+        leaves = [stored for job in action.jobs for _, stored in self._parts.values.inputs(job).leaves]
+        mine = [stored for stored in leaves if isinstance(stored, DeviceRef) and stored.owner == self.slots.owner]
+        return [ref for ref in dict.fromkeys(mine) if ref.slot not in self.slots.copies and ref.slot in self._values]
+
+    def fetch(self, refs: list[DeviceRef], then: Callable[[], None]) -> None:
+        """Call `then` when copies of all of them are here, or known to be lost."""
+        left = len(refs)
+
+        def fetched(number: int, found: bytes | ShmRef | ErrorInfo) -> None:
+            nonlocal left
+            if number in self._values and not isinstance(found, ErrorInfo):
+                self.slots.copies[number] = found
+            elif isinstance(found, ShmRef):
+                self._parts.references.release(found)
+            if isinstance(found, ErrorInfo):
+                self._values.pop(number, None)  # asked for once: a step that needs it fails
+            left -= 1
+            if not left:
+                then()
+
+        for ref in refs:
+            whole = structs.replace(self._values[ref.slot], start=0)
+            self._fetch(whole, partial(fetched, ref.slot))
+
+    def _fetch(self, there: NodeRef, then: Callable[[bytes | ShmRef | ErrorInfo], None]) -> None:
+        """Fetch a value into a slot of the leader's own, in a thread."""
+        parts = self._parts
+        ticket = make_request(self._key, there.owner, there.slot, there.start, there.size)
+        asked = structs.replace(there, address=self.data_address, ticket=ticket)
+        reserved = parts.references.pool.reserve(there.size)
+        room: memoryview | bytearray = reserved[1] if reserved is not None else bytearray(there.size)
+        work = asyncio.get_running_loop().run_in_executor(parts.threads, parts.fetcher.fetch, asked, room)
+
+        def done(work: asyncio.Future[None]) -> None:
+            error = work.exception()
+            if error is None:
+                then(reserved[0] if reserved is not None else bytes(room))
+                return
+            if reserved is not None:
+                parts.references.release(reserved[0])
+            kind = type(error).__name__ if isinstance(error, FetchFailed) else "ValueLost"
+            then(ErrorInfo(kind, str(error)))
+
+        work.add_done_callback(done)
+
+    # --------------------------------------------------------------------- state
+
+    def _commit(self, frame: CommitState) -> None:
+        state, changes = self._parts.state, frame.changes
+        verdict = state.commit(frame.function, frame.step, changes.reads, changes.ops)
+        error = ErrorInfo(type(verdict).__name__, verdict.message) if isinstance(verdict, LaminaError) else None
+        self._link.send(CommitAnswer(frame.question, verdict is True, error))
+
+    # ----------------------------------------------------------------------- end
+
+    def found_instances(self) -> list[tuple[str, LoadedInstance]]:
+        """What the node had loaded when it joined, with the names under which it may be adopted."""
+        return list(self.found.items())
+
+    async def wait_drained(self, grace_s: float) -> None:
+        await self._batches.wait_drained(grace_s)
+
+    def close(self, why: str = "") -> None:
+        """The incarnation is closed: nothing that comes from there counts any more."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for batch in list(self._batches.open.values()):
+            self._batches.close(batch)
+        self._instances.clear()
+        self._values.clear()
+        self._parts.references.remove_device(self.slots)
+        self._parts.node_of_owner.pop(self.slots.owner, None)
+        self._link.close(why)

@@ -1,0 +1,120 @@
+"""Membership of devices: they join, fall silent, drain and are lost, and bring along what they have loaded.
+
+- A silent device gets nothing new, and what runs there is waited for: most often it is back in a moment.
+- A draining one goes on with what it has while its instances are replaced elsewhere. The last instance of a function that is in
+  use stays until another is ready: a device that is about to leave is better than none.
+- What a device had loaded when it joined is adopted where it is of use: no weight is loaded twice because the way there was cut,
+  or because another controller leads now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lamina.core.actions import Action, Unload
+from lamina.core.events import DeviceDraining, DeviceJoined, DeviceLost, DeviceSuspended, InstanceFound
+from lamina.core.lifecycle import InstancePhase
+from lamina.core.policy import UnloadInstance
+from lamina.core.scheduling.cluster import Cluster
+from lamina.core.scheduling.failures import Failures
+from lamina.core.scheduling.leases import Device
+from lamina.core.scheduling.queues import DispatchQueue
+from lamina.core.scheduling.rolling_update import RollingUpdate
+from lamina.core.scheduling.state import ControllerState, FunctionState, Instance
+
+
+class Membership:
+    """Handlers of what happens to devices as a whole. `on_change` is called when there are more or fewer of them."""
+
+    def __init__(
+        self,
+        state: ControllerState,
+        cluster: Cluster,
+        dispatch_queue: DispatchQueue,
+        failures: Failures,
+        rolling_update: RollingUpdate,
+        on_change: Callable[[], None],
+        out: list[Action],
+    ) -> None:
+        self._state = state
+        self._cluster = cluster
+        self._dispatch_queue = dispatch_queue
+        self._failures = failures
+        self._rolling_update = rolling_update
+        self._on_change = on_change
+        self._out = out
+
+    def on_device_joined(self, event: DeviceJoined) -> None:
+        if event.device.id not in self._state.devices:
+            self._cluster.add_device(event.device)
+            self._on_change()
+            self.replace_draining()
+
+    def on_device_lost(self, event: DeviceLost) -> None:
+        device = self._state.devices.get(event.device)
+        if device is not None:
+            lost = [self._state.instances[instance_id] for instance_id in device.instances]
+            self._failures.remove_lost(lost, "device-lost", blames=event.blames)
+            self._cluster.remove_device(device)
+            self._on_change()
+
+    def on_device_suspended(self, event: DeviceSuspended) -> None:
+        device = self._state.devices.get(event.device)
+        if device is not None:
+            device.set_membership(suspended=event.suspended, draining=device.is_draining)
+            self._dispatch_queue.device_changed(device)
+
+    def on_device_draining(self, event: DeviceDraining) -> None:
+        device = self._state.devices.get(event.device)
+        if device is not None:
+            device.set_membership(suspended=device.is_suspended, draining=True)
+            self.replace_draining()
+
+    # ------------------------------------------------------------------ adoption
+
+    def on_instance_found(self, event: InstanceFound) -> None:
+        function, device = self._state.functions.get(event.function), self._state.devices.get(event.device)
+        if function is not None and device is not None and self._is_of_use(function, device, event):
+            self._cluster.add_instance(function, device, event.mask, event.quota, event.name)
+        else:
+            self._out.append(Unload(event.name))
+
+    def _is_of_use(self, function: FunctionState, device: Device, event: InstanceFound) -> bool:
+        """Whether it is of the version wanted, no more than may be, and finds its place on its device."""
+        spec = function.spec
+        if spec.version != event.version or not spec.fits_family(device.spec.family) or not device.takes_instances:
+            return False
+        if len(function.instances) >= max(1, spec.scale.max):
+            return False
+        if device.memory_used_mib + spec.memory_mib > device.spec.memory_mib:
+            return False
+        needs_home = spec.home or not device.spec.limits.per_batch
+        if not event.mask:
+            return not needs_home
+        is_free = not any(mask & event.mask for mask in device.homes.values())
+        return needs_home and is_free and device.is_valid_slice(event.mask) and 0 < event.quota <= 1
+
+    # ------------------------------------------------------------------ draining
+
+    def replace_draining(self) -> None:
+        """Replace what is on draining devices, as far as there is room elsewhere by now. To be called now and then."""
+        for device in list(self._state.devices.values()):
+            for instance_id in list(device.instances) if device.is_draining else ():
+                self._replace(self._state.instances[instance_id])
+
+    def _replace(self, old: Instance) -> None:
+        function = self._state.functions[old.function]
+        if old.phase is InstancePhase.DRAINING:
+            return
+        if old.phase is InstancePhase.LOADING or self._is_spare(function, old):
+            self._cluster.unload_instance(UnloadInstance(old.id))
+        else:
+            self._rolling_update.replace(function, old)
+
+    def _is_spare(self, function: FunctionState, old: Instance) -> bool:
+        """Whether it can leave without a successor: enough stand elsewhere, or none is in use."""
+        devices = self._state.devices
+        kept = [one for one in function.instances.values() if devices[one.device].takes_instances]
+        ready = sum(one.phase is InstancePhase.WARM for one in kept)
+        is_used = bool(len(function.queue) or old.batches or function.expected_jobs > 0)
+        return ready >= max(function.spec.scale.min, int(is_used))

@@ -1,0 +1,180 @@
+"""Membership of devices: silence, draining, adoption. Every test drives a controller by events alone."""
+
+from __future__ import annotations
+
+from lamina import policies
+from lamina.core.actions import Action, Load, StartBatch, Unload
+from lamina.core.controller import Controller
+from lamina.core.events import (
+    BatchFinished,
+    CallArrived,
+    Deployed,
+    DeviceDraining,
+    DeviceJoined,
+    DeviceLost,
+    DeviceSuspended,
+    Event,
+    InstanceFound,
+    InstanceReady,
+)
+from lamina.policies import new_controller
+from lamina.predict.online import OnlinePredictor
+from lamina.types import Call, DeviceSpec, FunctionSpec, ScaleSpec
+
+
+class World:
+    """A controller whose time stands still unless it is told."""
+
+    def __init__(self, *nodes: str, min_instances: int = 1, idempotent: bool = True) -> None:
+        self.controller: Controller = new_controller(policies.build("edf"), OnlinePredictor())
+        self.now_us = 0
+        self.actions: list[Action] = []
+        for node in nodes:
+            self.join(node)
+        scale = ScaleSpec(min=min_instances, max=4)
+        self.post(Deployed((FunctionSpec(name="f", scale=scale, max_batch=4, idempotent=idempotent),)))
+
+    def join(self, node: str) -> None:
+        self.post(DeviceJoined(DeviceSpec(id=f"{node}.cpu", kind="cpu", units=1, memory_mib=1_000, family="cpu", node=node)))
+
+    def post(self, event: Event) -> list[Action]:
+        self.now_us += 10
+        found = self.controller.handle(self.now_us, event)
+        self.controller.state.check()
+        self.actions += found
+        return found
+
+    def taken(self, kind: type) -> list:
+        found = [action for action in self.actions if type(action) is kind]
+        self.actions = [action for action in self.actions if type(action) is not kind]
+        return found
+
+    def ready(self) -> list[Load]:
+        loads = self.taken(Load)
+        for load in loads:
+            self.post(InstanceReady(load.instance))
+        return loads
+
+    def call(self, name: str) -> None:
+        self.post(CallArrived(Call(name, "f", self.now_us)))
+
+
+def test_a_silent_device_gets_nothing_new_until_it_is_back():
+    world = World("a")
+    world.ready()
+    world.post(DeviceSuspended("a.cpu"))
+    world.call("one")
+    assert world.taken(StartBatch) == []
+    world.post(DeviceSuspended("a.cpu", False))
+    assert [batch.device for batch in world.taken(StartBatch)] == ["a.cpu"]
+
+
+def test_what_runs_on_a_silent_device_is_waited_for():
+    world = World("a", "b", min_instances=2)
+    world.ready()
+    world.call("one")
+    (batch,) = world.taken(StartBatch)
+    world.post(DeviceSuspended(batch.device))
+    assert world.taken(StartBatch) == []
+    world.post(BatchFinished(batch.batch_id, 5))
+    assert not world.controller.state.runs
+
+
+def test_a_silent_device_takes_no_instance():
+    world = World("a", min_instances=0)
+    world.post(DeviceSuspended("a.cpu"))
+    world.join("b")
+    world.call("one")
+    assert [load.device for load in world.ready()] == ["b.cpu"]
+
+
+def test_what_ran_on_a_lost_machine_runs_elsewhere_and_is_not_to_blame():
+    world = World("a", "b", min_instances=2)
+    world.ready()
+    world.call("one")
+    for _ in range(5):  # as often as a poisonous job would never be tried
+        (batch,) = world.taken(StartBatch)
+        other = "b" if batch.device == "a.cpu" else "a"
+        world.post(DeviceLost(batch.device, blames=False))
+        (again,) = world.taken(StartBatch)
+        assert again.device == f"{other}.cpu"
+        world.actions.append(again)
+        world.join("b" if other == "a" else "a")
+        world.ready()
+    (last,) = world.taken(StartBatch)
+    world.post(BatchFinished(last.batch_id, 5))
+    assert not world.controller.state.runs
+
+
+def test_what_must_not_run_twice_fails_with_its_machine():
+    world = World("a", "b", min_instances=2, idempotent=False)
+    world.ready()
+    world.call("one")
+    (batch,) = world.taken(StartBatch)
+    world.post(DeviceLost(batch.device, blames=False))
+    assert world.taken(StartBatch) == [] and not world.controller.state.runs
+
+
+def test_an_instance_on_a_draining_device_leaves_when_its_successor_is_ready():
+    world = World("a", "b")
+    (first,) = world.ready()
+    other = "b.cpu" if first.device == "a.cpu" else "a.cpu"
+    world.post(DeviceDraining(first.device))
+    (second,) = world.taken(Load)
+    assert second.device == other and world.taken(Unload) == []
+    world.call("one")
+    assert [batch.device for batch in world.taken(StartBatch)] == [first.device]  # it serves as long as it is the only one
+    world.post(InstanceReady(second.instance))
+    world.call("two")
+    assert [batch.device for batch in world.taken(StartBatch)] == [other]
+
+
+def test_the_last_instance_in_use_stays_on_a_draining_device_that_has_no_other_beside_it():
+    world = World("a")
+    (first,) = world.ready()
+    world.post(DeviceDraining("a.cpu"))
+    assert world.taken(Unload) == []
+    world.join("b")
+    (second,) = world.ready()
+    assert second.device == "b.cpu"
+    assert [unload.instance for unload in world.taken(Unload)] == [first.instance]
+
+
+def test_an_idle_instance_that_need_not_stand_leaves_a_draining_device_at_once():
+    world = World("a", "b", min_instances=0)
+    world.call("one")
+    (first,) = world.ready()
+    (batch,) = world.taken(StartBatch)
+    world.post(BatchFinished(batch.batch_id, 5))
+    world.post(DeviceDraining(first.device))
+    assert [unload.instance for unload in world.taken(Unload)] == [first.instance]
+    assert world.taken(Load) == []
+
+
+def test_what_a_device_has_loaded_is_adopted_and_not_loaded_again():
+    world = World(min_instances=0)
+    world.join("a")
+    world.post(InstanceFound("a:f-7", "a.cpu", "f"))
+    (load,) = world.taken(Load)
+    assert load.adopts == "a:f-7" and load.device == "a.cpu"
+    world.post(InstanceReady(load.instance))
+    world.call("one")
+    assert [batch.instance for batch in world.taken(StartBatch)] == [load.instance]
+    assert world.taken(Load) == []
+
+
+def test_what_is_of_no_use_is_unloaded_under_the_name_it_has():
+    world = World("a")
+    world.ready()
+    for number, found in enumerate(
+        [
+            InstanceFound("a:other", "a.cpu", "other"),  # no such function
+            InstanceFound("a:old", "a.cpu", "f", version="1"),  # of another version
+            InstanceFound("a:gone", "b.cpu", "f"),  # no such device
+            InstanceFound("a:home", "a.cpu", "f", mask=1),  # it has a slice of its own, which is not wanted
+        ],
+        1,
+    ):
+        world.post(found)
+        assert [unload.instance for unload in world.taken(Unload)] == [found.name], number
+    assert world.taken(Load) == []
