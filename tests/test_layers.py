@@ -14,7 +14,8 @@ SRC = Path(__file__).parent.parent / "src" / "lamina"
 LAYERS = (
     ("lab",),
     ("cli",),
-    ("gateway", "testing", "load"),
+    ("testing",),
+    ("gateway", "load"),
     ("bootstrap", "asl_local_run"),
     ("profiler",),
     ("cluster",),

@@ -21,12 +21,13 @@ from lamina.cluster.node_values import LeaderState
 from lamina.cluster.packages import Pack, PackageStore, Unpack
 from lamina.core.controller import HANG_FLOOR_US, Controller
 from lamina.core.policy import DispatchRole
-from lamina.drivers.engine import EngineShared
+from lamina.drivers.engine import EngineShared, TargetSource
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.engines.composite import CompositeEngine
 from lamina.engines.cpu import CpuEngine
 from lamina.engines.emulated import EmulatedEngine, EmulatedValues
 from lamina.engines.gpu import GpuEngine
+from lamina.engines.in_process import InProcessEngine
 from lamina.engines.isolation import TENANT_USERS, ProcessIsolation
 from lamina.engines.process_engine import WorkerLimits
 from lamina.engines.shadow_batches import ShadowRunner
@@ -97,6 +98,8 @@ def open_local(
     tenant_users: tuple[int, int] = TENANT_USERS,
     hang_floor_us: int = HANG_FLOOR_US,
     cluster: ClusterOptions | None = None,
+    app: App | None = None,
+    log_level: str = "INFO",
 ) -> ServingRuntime:
     """Runtime on this machine: CPU cores in worker processes, and the GPUs that `gpu` names ("auto": those there are), in slices
     that have SMs of their own or share all of them (see `Slices`).
@@ -106,9 +109,10 @@ def open_local(
     With `explain`, the policy records what it weighed. `memory_bytes` is the memory budget of the server, of which shared memory
     may take half; 0: a part of the memory there is. `state_data_bytes` is the data limit of states of state machines.
     `environment` is added to that of the app's functions; `tenant_users` are the users that functions of tenants run as.
-    No batch of a known length counts as hung before `hang_floor_us`. With `cluster`, agents of other machines may join.
+    No batch of a known length counts as hung before `hang_floor_us`. With `cluster`, agents of other machines may join. `app` is
+    the app at that path, where it is loaded already; from `log_level` on it is shown what functions log.
     """
-    app = load_app(app_path)
+    app = app or load_app(app_path)
     known = read_profiles(app_path, profiles)
     table = ProfileTable(known, interference=bandwidth_interference(known))
     cores, gpus = cpu_device(), _find_gpus(app, gpu, slices)
@@ -117,7 +121,7 @@ def open_local(
     policy = policy or policies.build(DEFAULT_POLICY)
     controller = new_controller(policy, predictor, explain=explain, hang_floor_us=hang_floor_us)
     functions = controller.state.functions
-    shared = EngineShared(environment, lambda name: functions[name].spec if name in functions else None)
+    shared = EngineShared(environment, lambda name: functions[name].spec if name in functions else None, log_level)
     state = StateTable(app.name, call_lookup(controller), shared.source)
     limits = _shm_limits(memory_bytes)
     isolation = ProcessIsolation(tenant_users)
@@ -285,6 +289,26 @@ def open_emulated(
     signatures |= {one.name: one.signature for one in app.workflows.values()}
     data = EmulatedValues(world, signatures)
     return ServingRuntime(app, RealtimeDriver(controller, EmulatedEngine(made, world), data))
+
+
+def open_in_process(
+    app: App,
+    *,
+    policy: DispatchRole | None = None,
+    mocks: Mapping[str, Callable[..., object]] | None = None,
+    units: int = 0,
+) -> ServingRuntime:
+    """Runtime whose functions run in threads of this process, for notebooks and for tests (`InProcessEngine`). `units` is how
+    many batches of one core run at once; 0: as many as there are cores. Functions for GPUs alone find one there too."""
+    device = cpu_device()
+    if units:
+        device = replace(device, units=units)
+    if any(function.spec.gpu == "must" for function in app.functions.values()):
+        device = replace(device, id="gpu0", family="gpu")
+    controller = new_controller(policy or policies.build(DEFAULT_POLICY), online.OnlinePredictor(ProfileTable([])))
+    state = StateTable(app.name, call_lookup(controller), lambda target: TargetSource())
+    driver = RealtimeDriver(controller, InProcessEngine(app, device, mocks), RunValues(None, None))
+    return ServingRuntime(app, driver, state)
 
 
 def read_profiles(app_path: str, folder: Path | None) -> list[profile.Profile]:

@@ -6,6 +6,12 @@
 
 Functions run in this process when their batch ends; how long they took is what `takes` says, so a test of deadlines,
 batches or rejections gives the same result on every machine.
+
+`Server` is for tests over HTTP: the real server on a free port, with functions in threads of the test:
+
+    with Server(app, mocks={"recognise": lambda crop: "text"}) as server:
+        assert httpx.post(f"{server.url}/v1/workflows/read_page", content=page).json() == ["text"]
+        assert server.client.call("read_page", {"image": page}) == ["text"]
 """
 
 from __future__ import annotations
@@ -23,6 +29,8 @@ from lamina.drivers.driver import Ending, exception_for
 from lamina.drivers.virtual import DeviceChange, Scheduled, VirtualDriver
 from lamina.errors import BadValue, Cancelled
 from lamina.expr import evaluate
+from lamina.gateway.local_server import LocalServer
+from lamina.plugins import DEFAULT_POLICY
 from lamina.policies import new_controller
 from lamina.predict.profile import Point, Profile
 from lamina.predict.profile_table import ProfileTable
@@ -37,6 +45,14 @@ from lamina.values.run_values import RunValues
 from lamina.worker.job_codec import error_info
 
 Step = Callable[..., Any]
+
+
+class Server(LocalServer):
+    """An app behind HTTP on a free port, for the time of a `with`. Functions run in threads of this process, eight batches at
+    once, so that mocks, `monkeypatch`, a debugger and coverage see them; with `in_process=False` in workers, as when served."""
+
+    def __init__(self, app: App, *, in_process: bool = True, units: int = 8, **options: Any) -> None:
+        super().__init__(app, in_process=in_process, units=units, **options)
 
 
 class Pending:
@@ -88,7 +104,7 @@ class Runtime:
         takes: Mapping[str, str | Callable[[int], float]] | None = None,
         default_takes: str = "1ms",
         load_takes: str = "0ms",
-        policy: str | DispatchRole = "edf",
+        policy: str | DispatchRole = DEFAULT_POLICY,
         devices: list[DeviceSpec] | None = None,
         noise: float = 0.0,
         seed: int = 0,

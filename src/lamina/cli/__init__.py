@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import pkgutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,12 @@ import click
 
 from lamina.errors import FunctionFailed, LaminaError, LoadFailed, Refused, Unreachable
 
+CONFIG_FILE = "lamina.toml"
 EXIT_FAILED, EXIT_BAD, EXIT_REFUSED, EXIT_NO_SERVER, EXIT_STOPPED = 1, 2, 3, 4, 130
 
 
 _GROUPS = {
-    "Serve and call": ("serve", "call", "run", "load", "top", "runs", "state", "bill"),
+    "Serve and call": ("init", "dev", "serve", "call", "run", "load", "top", "runs", "state", "bill"),
     "Workflows": ("draw", "asl"),
     "Measure, plan and compare": ("profile", "profiles", "plan", "sim", "explain", "policies", "lab"),
     "Manage a server": ("deploy", "traffic", "ls", "logs", "history", "rollback", "scale", "resize", "agent"),
@@ -37,6 +40,9 @@ def _modules() -> dict[str, str]:
 
 
 class _Commands(click.Group):
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        return super().make_context(*args, **{"default_map": {}, **extra})  # filled when the file of options is known
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_modules())
 
@@ -59,6 +65,89 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
+def option_name(param: click.Parameter) -> str:
+    """Name of a parameter as users know it: its longest option without dashes, or that of an argument."""
+    return max(param.opts, key=len).lstrip("-") if isinstance(param, click.Option) else str(param.name)
+
+
+def _default_options(ctx: click.Context, file: Path | None, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Defaults of the command that is called: from variables, and from the table of its name in `lamina.toml`. `dev` takes
+    those of `serve` too."""
+    name = str(ctx.invoked_subcommand)
+    command = root.get_command(ctx, name)
+    if command is None:
+        return {}
+    tables, found = _read_tables(file), dict[str, Any]()
+    names = ("serve", "dev") if name == "dev" else (name,)
+    for table in names:
+        found |= _defaults(command, tables.get(table, {}), f"{file or CONFIG_FILE}: [{table}]")
+    for prefix in names:
+        _merge(found, from_environment(command, f"LAMINA_{prefix}", environment))
+    return {name: found}
+
+
+def from_environment(command: click.Command, prefix: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Options that variables give: `--grpc-port` of `serve` is `LAMINA_SERVE_GRPC_PORT`; one that is repeatable has words."""
+    found: dict[str, Any] = {}
+    for param in command.params:
+        variable = f"{prefix}_{option_name(param)}".upper().replace("-", "_")
+        if isinstance(param, click.Option) and not param.is_eager and variable in environment:
+            found[str(param.name)] = environment[variable].split() if param.multiple else environment[variable]
+    for name, inner in command.commands.items() if isinstance(command, click.Group) else ():
+        found |= {name: given} if (given := from_environment(inner, f"{prefix}_{name}", environment)) else {}
+    return found
+
+
+def _merge(found: dict[str, Any], more: dict[str, Any]) -> None:
+    for name, value in more.items():
+        if isinstance(value, dict):
+            _merge(found.setdefault(name, {}), value)
+        else:
+            found[name] = value
+
+
+def _read_tables(file: Path | None) -> dict[str, Any]:
+    """Tables of the file of options; without a name it need not be there."""
+    import tomllib
+
+    from lamina.errors import BadValue, read_user_file
+
+    path = file or Path(CONFIG_FILE)
+    if file is None and not path.is_file():
+        return {}
+    try:
+        tables = tomllib.loads(read_user_file(path, "a file of options: docs/how-to/develop.md").decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadValue(f"{path}: not TOML: {error}", hint="tables of options, such as [serve] and port = 8701") from None
+    for name in tables:
+        if name not in _modules():
+            close = difflib.get_close_matches(name, _modules(), n=1)
+            raise BadValue(f"{path}: no command {name!r}", hint=f"did you mean [{close[0]}]?" if close else "lamina --help")
+    return tables
+
+
+def _defaults(command: click.Command, table: Any, where: str) -> dict[str, Any]:
+    """Options of one command by the names of its parameters."""
+    from lamina.errors import BadValue
+
+    if not isinstance(table, dict):
+        raise BadValue(f"{where}: {str(table)[:40]!r} is no table", hint="write its options below [NAME]")
+    inner = command.commands if isinstance(command, click.Group) else {}
+    params = {option_name(param): param for param in command.params if not (isinstance(param, click.Option) and param.is_eager)}
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("_", "-")
+        if name in inner:
+            found[name] = _defaults(inner[name], value, f"{where[:-1]}.{name}]")
+        elif name in params and params[name].name is not None:
+            found[str(params[name].name)] = value
+        else:
+            close = difflib.get_close_matches(name, [*params, *inner], n=1)
+            there = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(params))}"
+            raise BadValue(f"{where}: no option {key!r}", hint=there)
+    return found
+
+
 def fail_if_unknown_command(ctx: click.Context, args: list[str], known: list[str]) -> None:
     """Fail with a suggestion for an unknown command, in the same words for all command groups."""
     if not args or args[0].startswith("-") or args[0] in known:
@@ -79,8 +168,17 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
-def root() -> None:
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    envvar="LAMINA_CONFIG",
+    help=f"File of options, a table for each command; default: {CONFIG_FILE}, if it is there.",
+)
+@click.pass_context
+def root(ctx: click.Context, config: Path | None) -> None:
     """Serve machine-learning functions and workflows on slices of GPUs, with latency SLOs."""
+    assert ctx.default_map is not None
+    ctx.default_map.update(_default_options(ctx, config, os.environ))
 
 
 def main(argv: list[str] | None = None) -> None:

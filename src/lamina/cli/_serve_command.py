@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+import webbrowser
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,12 +65,12 @@ def serve(config: ServerConfig) -> int:
     from lamina.store.open import default_location, open_store
 
     with async_stderr():
-        logs.configure(config.observe.log_format, calls=config.observe.log_calls)
+        logs.configure(config.observe.log_format, calls=config.observe.log_calls, level=config.observe.log_level.upper())
         if config.listen.url:
             os.environ.setdefault("LAMINA_URL", config.listen.url)
         app_path = _app_path(config.source)
-        users = parse_users(config.access.tenant_users)
-        runtime = _open_runtime(config.engine, config.agents, app_path, config.listen.memory_bytes, users)
+        users, level = parse_users(config.access.tenant_users), config.observe.log_level.upper()
+        runtime = _open_runtime(config.engine, config.agents, app_path, config.listen.memory_bytes, users, level)
         place = config.store.place
         store = None if place == "none" else open_store(place or default_location(app_path, runtime.app.name))
         others = adopt_orphans()
@@ -104,7 +105,12 @@ def _app_path(source: SourceOptions) -> str:
 
 
 def _open_runtime(
-    config: EngineOptions, agents: AgentOptions, app_path: str, memory_bytes: int, tenant_users: tuple[int, int]
+    config: EngineOptions,
+    agents: AgentOptions,
+    app_path: str,
+    memory_bytes: int,
+    tenant_users: tuple[int, int],
+    log_level: str,
 ) -> ServingRuntime:
     """Runtime with app, policy and engine."""
     from lamina import bootstrap, policies
@@ -125,6 +131,7 @@ def _open_runtime(
             environment=config.environment,
             tenant_users=tenant_users,
             cluster=None if listen is None else _cluster(listen, agents),
+            log_level=log_level,
         )
     if listen is not None:
         raise BadValue("--agents: emulated devices have no agents", hint="leave out --emulate")
@@ -204,6 +211,8 @@ class _Server:
             beside = [asyncio.create_task(_flush(writer))] if writer is not None else []
             if labels is not None:
                 beside.append(asyncio.create_task(labels.follow(lambda: gateway.role)))
+            if config.observe.opens_page:
+                await asyncio.to_thread(webbrowser.open, f"{gateway.url}/docs")
             await self._until(stop, gateway)
             for task in beside:
                 task.cancel()

@@ -207,9 +207,11 @@ class ObserveOptions:
     otlp: str | None
     trace_ratio: float
     log_format: Literal["text", "json"]
+    log_level: str
     log_calls: bool
     log_file: Path | None
     plain_errors: bool
+    opens_page: bool
     as_json: bool
 
 

@@ -84,6 +84,13 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
     help="Share of calls without a traceparent to trace.",
 )
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Format of the log.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="Least level of what is logged, by the server and by functions.",
+)
 @click.option("--log-calls", is_flag=True, help="Log every call, to stderr.")
 @click.option("--grace", default="30s", show_default=True, help="How long calls in flight may take at shutdown.")
 @click.option("--store", "place", metavar="PATH|URL|none", help="Where runs are kept; default: a folder .lamina beside the app.")
@@ -91,6 +98,7 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
 @click.option("--plain-errors", is_flag=True, help="Do not send error messages and tracebacks of functions to clients.")
 @click.option("--log", "log_file", type=click.Path(path_type=Path), help="Write every event and action as JSON lines.")
 @click.option("--explain", is_flag=True, help="Record what each batch was compared with, for `lamina explain`; slower.")
+@click.option("--open", "opens_page", is_flag=True, help="Open the page of the server in a browser when it is ready.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line when ready, and no status line.")
 @click.option("--admin-port", type=PORT, help="Management on this port (tokens, deploy, logs); default: none.")
 @click.option("--admin-host", default="127.0.0.1", show_default=True, help="Address of management.")

@@ -105,8 +105,11 @@ class EngineShared:
         self,
         declared: Mapping[str, str] | None = None,
         spec_of: Callable[[str], FunctionSpec | None] = lambda function: None,
+        log_level: str = "INFO",
     ) -> None:
-        """`declared` is added to the environment of the operator's own functions; `spec_of` finds what a function asks for."""
+        """`declared` is added to the environment of the operator's own functions; `spec_of` finds what a function asks for;
+        from `log_level` on it is shown what functions log."""
+        self.log_level = log_level
         self.spec_of = spec_of
         self.declared = dict(declared or {})
         self.sources: dict[str, TargetSource] = {}  #: by function and workflow, of all that was deployed

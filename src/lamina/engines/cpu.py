@@ -165,6 +165,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
             probe=action.function in self._unprofiled and isolated is None,
             tags_output=self.shared.collects_output,
             confinement=confinement,
+            log_level=self.shared.log_level,
         )
         pipe = self._log_pipe(action.instance, action.function)
         spec = ProcessSpec(

@@ -144,6 +144,7 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
             ordinal=self._ordinal,
             soft=self.device.limits.soft,
             tags_output=self._output is not None,
+            log_level=self.shared.log_level,
         )
 
     def _on_executor_lost(self, executor: ExecutorProcess) -> None:

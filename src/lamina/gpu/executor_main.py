@@ -24,7 +24,7 @@ from lamina.gpu.protocol import ExecutorSetup, ImportModules, Promote, to_execut
 from lamina.gpu.slicers import open_slicer
 from lamina.ipc.framing import FrameChannel
 from lamina.worker.main import die_with_parent
-from lamina.worker.output_tags import tag_output
+from lamina.worker.output_tags import show_logging, tag_output
 
 EXIT_DEVICE_BROKEN = 70
 """Exit status after an error of the device."""
@@ -60,6 +60,7 @@ def main(argument: str) -> int:
     sys.argv = [setup.app]
     if setup.tags_output:
         tag_output()
+    show_logging(setup.log_level)
     sys.setswitchinterval(SWITCH_S)
     disable_full_collections()
     faulthandler.enable()

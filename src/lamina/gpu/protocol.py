@@ -30,6 +30,7 @@ class ExecutorSetup(Struct, frozen=True, forbid_unknown_fields=True):
     is_standby: bool = False  #: get ready, and serve no call until `Promote`
     opens_ahead: bool = False  #: a standby that has the device open, and functions ready; else it leaves it alone
     tags_output: bool = False  #: what functions print is collected, tagged with its calls
+    log_level: str = "INFO"
     fd: int = -1
 
 

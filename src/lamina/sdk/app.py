@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary
 
@@ -84,6 +86,22 @@ class WorkflowDecorator(Protocol):
     def __call__(self, target: Callable[P, R], /) -> Workflow[P, R]: ...
 
 
+class RunningServer(Protocol):
+    """Server that `App.serve` has started."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def client(self) -> Client: ...
+
+    def start(self, *, announce: bool = False) -> RunningServer: ...
+
+    def wait(self) -> None: ...
+
+    def stop(self, grace_s: float = 5.0) -> None: ...
+
+
 class App:
     """An app: `App("vision")`; then `@app.function(...)` and `@app.workflow(...)`."""
 
@@ -92,7 +110,8 @@ class App:
         self.functions: dict[str, Function[..., Any]] = {}
         self.workflows: dict[str, Workflow[..., Any]] = {}
         self.triggers: list[Trigger] = []
-        self._memory = InMemoryState()  #: state of this process; a server has its own
+        self.local_state = InMemoryState()  #: state of this process; a server has its own
+        self._url = ""  #: of the server that calls of this process go to; "": the one at `LAMINA_URL`
         self._clients: dict[tuple[str, str], Client] = {}
         self._async_clients: WeakKeyDictionary[AbstractEventLoop, dict[tuple[str, str], _OpenClient]] = WeakKeyDictionary()
 
@@ -242,7 +261,7 @@ class App:
     def transaction(self) -> AbstractContextManager[Transaction]:
         """The transaction of the step that is running here, or a new one."""
         running = context().transaction
-        return nullcontext(running) if running is not None else self._memory.transaction()
+        return nullcontext(running) if running is not None else self.local_state.transaction()
 
     def target(self, name: str) -> Function[..., Any] | Workflow[..., Any]:
         """The function or workflow of that name."""
@@ -264,6 +283,7 @@ class App:
         from lamina.sdk.client_codec import default_server
 
         url, token = default_server()
+        url = self._url or url
         if (url, token) not in self._clients:
             self._clients[url, token] = Client(url, token=token or None)
         return self._clients[url, token]
@@ -276,11 +296,45 @@ class App:
         from lamina.sdk.client_codec import default_server
 
         url, token = default_server()
+        url = self._url or url
         clients = self._async_clients.setdefault(asyncio.get_running_loop(), {})
         if (url, token) not in clients:
             client = AsyncClient(url, token=token or None)
             clients[url, token] = client, _close_with_loop(client)
         return clients[url, token][0]
+
+    def connect(self, url: str) -> None:
+        """Send remote calls of this process (`.remote`, `.aio`, ...) to this server; "": to the one at `LAMINA_URL` again."""
+        self._url = url
+
+    def serve(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8700,
+        policy: str | None = None,
+        background: bool | None = None,
+    ) -> RunningServer:
+        """Serve the app from a script or a notebook.
+
+        In a script it returns when the server was stopped (Ctrl-C, SIGTERM); functions run in worker processes, which import the
+        script: what it does besides belongs below `if __name__ == "__main__":`. In a notebook it returns at once, with the
+        server: `server.url`, `server.client`, `server.stop()`; functions run in threads of the notebook. `background` decides
+        otherwise. Where the script is only imported, by a worker or by `lamina serve`, its import ends here.
+        """
+        from lamina.sdk.app_loader import end_import
+
+        is_imported = end_import()
+        if background is None:
+            background = hasattr(sys, "ps1") or "ipykernel" in sys.modules
+        server: RunningServer = import_module("lamina.gateway.local_server").LocalServer(
+            self, host=host, port=port, policy=policy
+        )
+        if not is_imported:
+            server.start(announce=True)
+            if not background:
+                server.wait()
+        return server
 
     def close(self) -> None:
         """Close what calls from this process have opened: local instances, and connections except those of asyncio."""

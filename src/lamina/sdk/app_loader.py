@@ -8,6 +8,7 @@ import inspect
 import os
 import re
 import sys
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 
@@ -20,6 +21,7 @@ from lamina.sdk.user_errors import message_of, place_of, user_frames_only
 
 _LOADED_MARK = "__lamina_loaded__"
 """Marks modules that were loaded from an app file: these, and no others, give way to another file of the same name."""
+_loading: ContextVar[str] = ContextVar("lamina_loading", default="")
 _NO_OPTION = re.compile(r"(\w+)\.(\w+)\(\) got an unexpected keyword argument '(\w+)'.*")
 
 
@@ -49,12 +51,40 @@ def _from_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     setattr(module, _LOADED_MARK, True)
     sys.modules[name] = module
+    token = _loading.set("file")
     try:
         spec.loader.exec_module(module)
+    except _ImportEnded:
+        pass
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _import_error(str(path), error) from user_frames_only(error)
+    finally:
+        _loading.reset(token)
     return module
+
+
+class _ImportEnded(BaseException):
+    """End of an import at `app.serve()`: what comes after it belongs to the program, not to the app."""
+
+
+def end_import() -> bool:
+    """End the import of the file that is being loaded. False: this is the program itself; of a module nothing can be left out."""
+    if _loading.get() == "file":
+        raise _ImportEnded
+    return bool(_loading.get())
+
+
+def source_of(app: App) -> str:
+    """Where another process finds an app of this one: "path/file.py:name"; "" if it lies in no file, as in a notebook."""
+    for module in [sys.modules.get("__main__"), *list(sys.modules.values())]:
+        file = getattr(module, "__file__", None)
+        if module is None or not file or not str(file).endswith(".py") or not Path(file).is_file():
+            continue
+        for name, value in list(vars(module).items()):
+            if value is app:
+                return f"{Path(file).resolve()}:{name}" if module.__name__ == "__main__" else f"{module.__name__}:{name}"
+    return ""
 
 
 def _from_module(name: str) -> ModuleType:
@@ -65,6 +95,7 @@ def _from_module(name: str) -> ModuleType:
         raise BadValue(f"{name!r} is no Python file", hint="an app is a file that ends in .py")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does
+    token = _loading.set("module")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -73,6 +104,8 @@ def _from_module(name: str) -> ModuleType:
         raise _import_error(name, error) from user_frames_only(error)
     except (Exception, SystemExit) as error:
         raise _import_error(name, error) from user_frames_only(error)
+    finally:
+        _loading.reset(token)
 
 
 def _import_error(where: str, error: BaseException) -> LaminaError:

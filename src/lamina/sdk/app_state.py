@@ -10,6 +10,7 @@ the like need no read, so many steps may count at once. Outside of a step each c
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
@@ -125,6 +126,7 @@ class InMemoryState:
 
     def __init__(self) -> None:
         self._cells: dict[StateKey, StateCell] = {}
+        self._lock = threading.Lock()
 
     def read(self, place: StateKey) -> StateCell:
         return self._cells.get(place, StateCell())
@@ -134,6 +136,14 @@ class InMemoryState:
         for op in transaction.ops:
             fresh[op.scope, op.key] = apply_change(fresh.get((op.scope, op.key), StateCell()), op)
         self._cells = fresh
+
+    def commit(self, transaction: Transaction) -> bool:
+        """Apply a transaction, unless something it has read was changed meanwhile: by another thread."""
+        with self._lock:
+            if any(self.read(place).version != version for place, version in transaction.reads.items()):
+                return False
+            self.apply(transaction)
+            return True
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:

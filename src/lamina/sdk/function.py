@@ -70,10 +70,13 @@ class Function(RemoteTarget[P, R]):
                 raise BadValue(f"{place}: a batched function that yields", hint="leave batch= out: it answers one at a time")
             self.spec = replace(spec, idempotent=False)  # what was yielded cannot be taken back
         without_self = functools.partial(body, None) if self.is_class else body
-        self.params: tuple[Param, ...] = typed_params(params_of(without_self, place), body, batched=spec.max_batch > 1)
+        #: whether annotations are of lists with an entry per request; `pre` of a torch model takes one request at a time
+        self._is_wrapped = spec.max_batch > 1 and not (self.is_class and issubclass(target, TorchModel))
+        wrapped = self._is_wrapped
+        self.params: tuple[Param, ...] = typed_params(params_of(without_self, place), body, batched=wrapped)
         self.defaults: dict[str, Any] = defaults_of(without_self)  #: per parameter, NOTHING where one is required
-        self.converters = converters_of(body, batched=spec.max_batch > 1)  #: for parameters that are more than JSON
-        self.returns = result_hint(body, batched=spec.max_batch > 1, streams=self.streams)  #: annotation of one result
+        self.converters = converters_of(body, batched=wrapped)  #: for parameters that are more than JSON
+        self.returns = result_hint(body, batched=wrapped, streams=self.streams)  #: annotation of one result
         self._body = body
         self._local: Runner | None = None
         self._lock = threading.RLock()
@@ -82,7 +85,7 @@ class Function(RemoteTarget[P, R]):
     @functools.cached_property
     def signature(self) -> Signature:
         """Inputs and outputs as tensors, as far as the annotations tell."""
-        return signature_of(self._body, self.params, wrapped=self.spec.max_batch > 1, streams=self.streams)
+        return signature_of(self._body, self.params, wrapped=self._is_wrapped, streams=self.streams)
 
     def update_spec(self, **fields: Any) -> None:
         """Replace fields of the spec, before it is deployed."""

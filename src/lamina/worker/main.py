@@ -38,7 +38,7 @@ from lamina.values.shm import ShmPool, ShmReader
 from lamina.worker.cpu_affinity import WorkerAffinity
 from lamina.worker.job_codec import decode_arguments, encode_results, error_info
 from lamina.worker.otel_context import attach_trace
-from lamina.worker.output_tags import finish_tagged_output, tag_output
+from lamina.worker.output_tags import finish_tagged_output, show_logging, tag_output
 from lamina.worker.protocol import (
     BatchDone,
     BatchHeartbeat,
@@ -67,6 +67,9 @@ MAX_TRIES = 16
 """Of a step that finds what it has read out of date. Each time another step has committed, so it ends."""
 
 
+NO_STATE = ("state: a batched function has none", "give it batch=1: a transaction belongs to one request")
+
+
 class WorkerSetup(Struct, frozen=True, forbid_unknown_fields=True):
     """Configuration of a worker, as JSON on its command line."""
 
@@ -83,6 +86,7 @@ class WorkerSetup(Struct, frozen=True, forbid_unknown_fields=True):
     probe: bool = False  #: it has no profile: time it before it takes calls
     tags_output: bool = False  #: what it prints is collected, tagged with its calls
     confinement: Confinement = Confinement()
+    log_level: str = "INFO"
 
 
 class BatchChannel:
@@ -93,11 +97,7 @@ class BatchChannel:
         self._batch_id = batch.batch_id
         self._lock = threading.Lock()
         self._last_heartbeat_s = 0.0
-        self.transaction = (
-            Transaction(self)
-            if has_state
-            else RefusedTransaction("state: a batched function has none", "give it batch=1: a transaction belongs to one request")
-        )
+        self.transaction = Transaction(self) if has_state else RefusedTransaction(*NO_STATE)
 
     def heartbeat(self) -> None:
         now_s = time.monotonic()
@@ -266,6 +266,7 @@ def main(argument: str) -> int:
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if setup.tags_output:
         tag_output()
+    show_logging(setup.log_level)
     try:
         return _work(setup, channel)
     except (BrokenPipeError, ConnectionResetError):  # the gateway is gone

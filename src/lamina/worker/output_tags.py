@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import sys
 import threading
 from typing import TextIO
@@ -56,6 +57,14 @@ def tag_output() -> None:
             with contextlib.suppress(AttributeError):
                 real.reconfigure(line_buffering=True)
             setattr(sys, name, TaggedStream(real))
+
+
+def show_logging(level: str) -> None:
+    """Print what functions log, from this level on, where their code sets up no logging of its own: that stays in force."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logging.lastResort = handler
+    logging.getLogger().setLevel(level)
 
 
 def finish_tagged_output() -> None:

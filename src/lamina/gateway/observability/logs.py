@@ -13,6 +13,7 @@ from lamina.core.actions import FailCall, Reject, Reply
 from lamina.drivers.driver import Ending
 from lamina.encoding import escape_controls
 from lamina.gateway.observability.rate_limiter import RateLimiter
+from lamina.units import show_us
 
 if TYPE_CHECKING:
     from lamina.gateway.routes.problems import HttpProblem
@@ -69,14 +70,14 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(line).decode()
 
 
-def configure(form: LogFormat, *, calls: bool) -> None:
+def configure(form: LogFormat, *, calls: bool, level: str = "INFO") -> None:
     """Configure logging of a server process; libraries do not touch logging. `calls`: a line per call, about 20 us each."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger("lamina")
     root.handlers[:] = [handler]
     root.propagate = False
-    root.setLevel(logging.INFO)
+    root.setLevel(level)
     access.setLevel(logging.INFO if calls else logging.WARNING)
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # errors of a body are in its response
 
@@ -132,4 +133,15 @@ def log_call(target: str, ending: Ending, tenant: str) -> None:
         extra |= {"outcome": "refused", "reason": ending.reason}
     elif isinstance(ending, FailCall):
         extra |= {"outcome": "failed", "reason": ending.error, "step": ending.step}
-    access.info("%s %s %s", target, ending.call_id, extra["outcome"], extra=extra)
+    access.info("%s %s %s%s", target, ending.call_id, extra["outcome"], _details(ending), extra=extra)
+
+
+def _details(ending: Ending) -> str:
+    """What a reader of a text log wants of a call: times, batch and place, or why it got nothing."""
+    if isinstance(ending, Reply):
+        cold = f", cold start {ending.cold_us / 1000:.0f} ms" if ending.cold_us else ""
+        times = f"{ending.latency_us / 1000:.1f} ms, queued {ending.queue_us / 1000:.1f}{cold}"
+        return f": {times}; batch {ending.batch} on {ending.slice}; cost {ending.cost:.2g}"
+    if isinstance(ending, Reject):
+        return f": {ending.reason}" + (f"; {show_us(ending.offer_us)} could be met" if ending.offer_us else "")
+    return f": {ending.error}" + (f" in {ending.step}" if ending.step else "")

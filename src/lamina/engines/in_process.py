@@ -1,0 +1,267 @@
+"""In-process engine: functions in threads of this process, one for each instance.
+
+For code that lies in no file a worker could import (a notebook, an interpreter), and for tests over HTTP that want mocks, a
+debugger and coverage to see the functions. Batches, queues and deadlines are the server's own. What a process gives is missing:
+a function that hangs keeps its thread, one that ends the process ends the server, and threads share the interpreter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from lamina import encoding
+from lamina.core.actions import Action, DropJob, JobRef, Kill, Load, StartBatch, Unload
+from lamina.core.events import BatchFinished, Event, InstanceLost, InstanceReady
+from lamina.drivers.engine import EngineShared, JobValues
+from lamina.engines.inflight import deliver_results
+from lamina.errors import BadValue, Conflict, LaminaError
+from lamina.sdk.app import App
+from lamina.sdk.app_state import RefusedTransaction, Transaction
+from lamina.sdk.context import BatchContext, active_context
+from lamina.sdk.function import Function
+from lamina.types import DeviceSpec
+from lamina.values.references import ErrorInfo, Stored
+from lamina.values.slot_refs import SlotReferences
+from lamina.worker.job_codec import decode_arguments, error_info
+from lamina.worker.main import MAX_TRIES, NO_STATE
+from lamina.worker.protocol import JobFrame
+
+Mock = Callable[..., Any]
+Run = Callable[..., list[Any]]
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    action: StartBatch
+    jobs: list[JobFrame]
+    followers: list[_Batch] = field(default_factory=list)  #: of other instances; they start when this one ends
+
+
+@dataclass(slots=True, eq=False)
+class _Instance:
+    load: Load
+    inbox: queue.SimpleQueue[_Batch | None] = field(default_factory=queue.SimpleQueue)
+    is_gone: bool = False
+
+
+class InProcessEngine:
+    """Engine of one device whose batches run in threads of this process. `mocks` stand in for functions, call by call."""
+
+    def __init__(self, app: App, device: DeviceSpec, mocks: Mapping[str, Mock] | None = None) -> None:
+        self.devices: Sequence[DeviceSpec] = [device]
+        self.shared = EngineShared()
+        self.references: SlotReferences | None = None  #: all values are in this process
+        self._app = app
+        self._mocks = dict(mocks or {})
+        self._instances: dict[str, _Instance] = {}
+        self._open: dict[int, _Batch] = {}
+        self._wanted: set[int] = set()
+
+    @property
+    def load_errors(self) -> dict[str, ErrorInfo]:
+        return self.shared.load_errors
+
+    async def start(self, post: Callable[[Event], None], values: JobValues, deadline_us: Callable[[str], int]) -> None:
+        self._post, self._values, self._deadline_us = post, values, deadline_us
+        self._loop = asyncio.get_running_loop()
+
+    def perform(self, action: Action) -> None:
+        match action:
+            case StartBatch():
+                self._start(action)
+            case Load():
+                instance = self._instances[action.instance] = _Instance(action)
+                threading.Thread(target=self._serve, args=(instance,), name=action.instance, daemon=True).start()
+            case Unload():
+                self._forget(action.instance)
+            case Kill():
+                self._forget(action.instance)
+                self._post(InstanceLost(action.instance, action.reason))
+            case DropJob():
+                self._wanted.discard(action.job_id)
+            case _:
+                pass
+
+    async def stop(self, grace_s: float) -> None:
+        ends_s = self._loop.time() + grace_s
+        while self._open and self._loop.time() < ends_s:
+            await asyncio.sleep(0.005)
+        for name in list(self._instances):
+            self._forget(name)
+
+    # ------------------------------------------------------------- on the loop's thread
+
+    def _start(self, action: StartBatch) -> None:
+        jobs = []
+        for job in action.jobs:
+            try:
+                given = self._values.inputs(job)
+                jobs.append(JobFrame(job.id, job.call_id, given.args, list(given.leaves), self._deadline_us(job.call_id)))
+            except LaminaError as error:
+                jobs.append(JobFrame(job.id, job.call_id, None, [], error=ErrorInfo(type(error).__name__, error.message)))
+        batch = _Batch(action, jobs)
+        before = self._open.get(action.behind)
+        self._open[action.batch_id] = batch
+        self._wanted.update(job.id for job in action.jobs)
+        if before is None or before.action.instance == action.instance:  # a thread keeps the order of what it is given
+            self._instances[action.instance].inbox.put(batch)
+        else:
+            before.followers.append(batch)
+
+    def _forget(self, name: str) -> None:
+        instance = self._instances.pop(name, None)
+        if instance is not None:
+            instance.is_gone = True
+            instance.inbox.put(None)
+            for batch in [one for one in self._open.values() if one.action.instance == name]:
+                self._close(batch)
+
+    def _close(self, batch: _Batch) -> list[bool]:
+        wanted = [job.id in self._wanted for job in batch.action.jobs]
+        self._wanted.difference_update(job.id for job in batch.action.jobs)
+        del self._open[batch.action.batch_id]
+        for follower in batch.followers:
+            if follower.action.batch_id in self._open:
+                self._instances[follower.action.instance].inbox.put(follower)
+        return wanted
+
+    def _on_loaded(self, instance: _Instance, load_us: int, error: ErrorInfo | None) -> None:
+        if instance.is_gone:
+            return
+        if error is None:
+            self.load_errors.pop(instance.load.function, None)
+            self._post(InstanceReady(instance.load.instance, load_us))
+            return
+        self.load_errors[instance.load.function] = error
+        self._instances.pop(instance.load.instance)
+        self._post(InstanceLost(instance.load.instance, "load-failed"))
+
+    def _on_done(self, batch: _Batch, device_us: int, results: list[Any]) -> None:
+        if self._open.get(batch.action.batch_id) is not batch:
+            return  # its instance was ended meanwhile
+        wanted = self._close(batch)
+        outcomes = deliver_results(self._values, batch.action.jobs, wanted, results, lambda ref: None)
+        self._post(BatchFinished(batch.action.batch_id, device_us, outcomes))
+
+    def _on_chunk(self, job: JobRef, chunk: bytes) -> None:
+        deliver = self._values.pieces.get(job.call_id)
+        if deliver is not None and job.id in self._wanted:
+            deliver(chunk)
+
+    # ------------------------------------------------------------- on the instance's thread
+
+    def _serve(self, instance: _Instance) -> None:
+        """Load the function, then run its batches in the order they come."""
+        began_ns = time.monotonic_ns()
+        function = self._app.functions[instance.load.function]
+        mock = self._mocks.get(function.name)
+        error, runner = None, None
+        try:
+            runner = function.open() if mock is None else None
+        except BaseException as failure:
+            error = error_info(failure.__cause__ or failure)
+        self._tell(self._on_loaded, instance, (time.monotonic_ns() - began_ns) // 1000, error)
+        if error is not None:
+            return
+        run = runner.run if runner is not None else _mocked(mock)
+        while (batch := instance.inbox.get()) is not None:
+            started_ns = time.perf_counter_ns()
+            results = self._run(function, run, batch)
+            self._tell(self._on_done, batch, (time.perf_counter_ns() - started_ns) // 1000, results)
+        if runner is not None:
+            runner.close()
+
+    def _run(self, function: Function[..., Any], run: Run, batch: _Batch) -> list[bytes | ErrorInfo]:
+        outputs: list[Any] = [job.error for job in batch.jobs]
+        calls: dict[int, dict[str, Any]] = {}
+        for index, job in enumerate(batch.jobs):
+            if job.error is None:
+                try:
+                    calls[index] = decode_arguments(job, _decoded)
+                except Exception as error:
+                    outputs[index] = error
+        due_us = min((job.deadline_us for job in batch.jobs if job.deadline_us), default=0)
+        has_state = function.spec.max_batch == 1
+        for _ in range(MAX_TRIES):
+            changes = Transaction(self._app.local_state) if has_state else RefusedTransaction(*NO_STATE)
+            context = BatchContext(
+                batch.action.mask.bit_count(),
+                len(calls),
+                tuple(job.call_id for job in batch.jobs),
+                batch.action.device,
+                ends_s=due_us / 1e6 if due_us else math.inf,
+                transaction=changes,
+                function=function.name,
+            )
+            with active_context(context):
+                found = self._outputs(run, list(calls.values()), self._emit_for(batch) if function.streams else None)
+            if any(isinstance(output, BaseException) for output in found) or self._app.local_state.commit(changes):
+                break  # of a step that failed nothing is kept
+            if not function.spec.idempotent:
+                found = [Conflict("state: what was read was changed meanwhile")] * len(calls)
+                break
+        for index, output in zip(calls, found, strict=True):
+            outputs[index] = output
+        return [_encoded(output) for output in outputs]
+
+    def _outputs(self, run: Run, calls: list[dict[str, Any]], emit: Callable[[Any], bool] | None) -> list[Any]:
+        try:
+            return run(calls, emit) if calls else []
+        except BaseException as error:  # as in a worker: a function ends its call, not its thread
+            return [error] * len(calls)
+
+    def _emit_for(self, batch: _Batch) -> Callable[[Any], bool] | None:
+        job = batch.action.jobs[0]
+        if job.call_id not in self._values.pieces:
+            return None
+
+        def emit(piece: Any) -> bool:
+            self._tell(self._on_chunk, job, encoding.encode(piece))
+            return job.id in self._wanted
+
+        return emit
+
+    def _tell(self, act: Callable[..., None], *args: Any) -> None:
+        with suppress(RuntimeError):  # the server has stopped, and its loop with it
+            self._loop.call_soon_threadsafe(act, *args)
+
+
+def _decoded(stored: Stored) -> Any:
+    assert isinstance(stored, bytes), "a value that is not in this process"
+    return encoding.decode(stored)
+
+
+def _encoded(output: Any) -> bytes | ErrorInfo:
+    if isinstance(output, ErrorInfo):
+        return output
+    if isinstance(output, BaseException):
+        return error_info(output)
+    try:
+        return encoding.encode(output)
+    except BadValue as error:  # the function's fault, not the caller's
+        return ErrorInfo("TypeError", f"its result: {error.message}; {error.hint}")
+    except Exception as error:
+        return error_info(error)
+
+
+def _mocked(mock: Mock | None) -> Run:
+    assert mock is not None
+
+    def run(calls: list[dict[str, Any]], emit: Callable[[Any], bool] | None = None) -> list[Any]:
+        results: list[Any] = []
+        for call in calls:
+            try:
+                results.append(mock(**call))
+            except Exception as error:
+                results.append(error)
+        return results
+
+    return run

@@ -1,0 +1,205 @@
+"""The loop of a developer: a template, options from a file and from variables, a server that starts again after a change."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import lamina
+from lamina import cli
+from lamina.cli import dev, option_name, serve
+from lamina.errors import BadValue
+from tests.test_testing_server import post
+
+SRC = str(Path(lamina.__file__).parent.parent)
+
+
+def options_of_serve(monkeypatch: pytest.MonkeyPatch, *words: str) -> dict[str, object]:
+    """What `lamina serve` would have been called with."""
+    seen: dict[str, object] = {}
+    monkeypatch.setattr(serve.command, "callback", lambda **options: seen.update(options))
+    result = CliRunner().invoke(cli.root, ["serve", *words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return seen
+
+
+# -------------------------------------------------------------------------------- options
+
+
+def test_every_option_of_every_command_has_a_variable() -> None:
+    def options(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Option]]:
+        for param in command.params:
+            if isinstance(param, click.Option) and not param.is_eager:
+                yield path, param
+        for name, inner in command.commands.items() if isinstance(command, click.Group) else ():
+            yield from options(inner, (*path, name))
+
+    context = click.Context(cli.root)
+    for name in cli.root.list_commands(context):
+        command = cli.root.get_command(context, name)
+        assert command is not None
+        for path, option in options(command, ()):
+            variable = "_".join(("LAMINA", name, *path, option_name(option))).upper().replace("-", "_")
+            found = cli.from_environment(command, f"LAMINA_{name}", {variable: "1"})
+            for part in path:
+                found = found[part]
+            assert found == {option.name: ["1"] if option.multiple else "1"}
+
+
+def test_the_command_line_comes_before_variables_and_these_before_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lamina.toml").write_text(
+        '[serve]\nfile = "app.py"\nport = 1001\ngrpc-port = 1002\nadmin_port = 1003\nstore = "none"\ncors-origin = ["https://a.b"]\n'
+        "log-calls = true\n"
+    )
+    monkeypatch.setenv("LAMINA_SERVE_GRPC_PORT", "2002")
+    monkeypatch.setenv("LAMINA_SERVE_PORT", "2001")
+    seen = options_of_serve(monkeypatch, "--port", "3001")
+    assert (seen["port"], seen["grpc_port"], seen["admin_port"]) == (3001, 2002, 1003)
+    assert (seen["file"], seen["place"], seen["cors_origins"], seen["log_calls"]) == ("app.py", "none", ("https://a.b",), True)
+
+
+def test_another_file_of_options_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other.toml").write_text("[serve]\nport = 1001\n")
+    monkeypatch.setenv("LAMINA_CONFIG", "other.toml")
+    assert options_of_serve(monkeypatch, "app.py")["port"] == 1001
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[serve]\nprot = 1\n", "no option 'prot'"),
+        ("[serv]\nport = 1\n", "no command 'serv'"),
+        ("serve = 1\n", "no table"),
+        ("[serve\n", "not TOML"),
+    ],
+)
+def test_a_mistake_in_the_file_of_options_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lamina.toml").write_text(text)
+    with pytest.raises(BadValue, match=told) as refused:
+        CliRunner().invoke(cli.root, ["serve", "app.py"], catch_exceptions=False)
+    assert "lamina.toml" in refused.value.message and refused.value.hint
+
+
+# ----------------------------------------------------------------------------- templates
+
+
+@pytest.mark.parametrize("template", ["function", "workflow", "onnx", "torch"])
+def test_a_template_passes_its_own_tests(tmp_path: Path, template: str) -> None:
+    if template == "torch":
+        pytest.importorskip("torch")
+    result = CliRunner().invoke(cli.root, ["init", str(tmp_path / "shop"), "--template", template], catch_exceptions=False)
+    assert result.exit_code == 0 and 'lamina.App("shop")' in (tmp_path / "shop" / "app.py").read_text()
+    names = {path.name for path in (tmp_path / "shop").iterdir()}
+    assert names == {"app.py", "test_app.py", "lamina.toml", "requirements.txt", ".gitignore"}
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path / "shop",
+        env={**os.environ, "PYTHONPATH": SRC},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stdout
+
+
+def test_init_overwrites_nothing(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("mine")
+    with pytest.raises(BadValue, match=r"app\.py is there already"):
+        CliRunner().invoke(cli.root, ["init", str(tmp_path), "--name", "x"], catch_exceptions=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["app.py"]
+
+
+# ----------------------------------------------------------------------------------- dev
+
+
+def test_the_options_of_serve_are_handed_on_as_they_were_given() -> None:
+    given = [
+        "app.py",
+        "--port",
+        "0",
+        "--cors-origin",
+        "https://a.b",
+        "--cors-origin",
+        "https://c.d",
+        "--no-probe",
+        "--grace",
+        "1s",
+    ]
+    options = serve.command.make_context("serve", list(given)).params
+    words = dev.serve_words(serve.command.params, options)
+    assert serve.command.make_context("serve", words).params == options
+
+
+APP = """
+import logging
+import lamina
+app = lamina.App("dev")
+log = logging.getLogger("mine")
+
+@app.function(scale=lamina.Scale(min=1))
+def version(x: int) -> str:
+    log.info("asked with %s", x)
+    return "{0}"
+"""
+
+
+@pytest.mark.live
+def test_dev_serves_the_new_code_after_a_change_and_survives_a_mistake(tmp_path: Path) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(APP.format("v1"))
+    with open(tmp_path / "log.txt", "w+b") as log:
+        words = ["dev", "app.py", "--port", "0", "--store", "none", "--json"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lamina", *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": SRC},
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        assert process.stdout is not None
+        try:
+            said = []
+            for code in ("v1", "v2"):
+                app.write_text(APP.format(code) if code == "v2" else app.read_text())
+                url = json.loads(process.stdout.readline())["url"]
+                status, answer = post(f"{url}/v1/functions/version", 7)
+                said.append((status, answer))
+                if code == "v1":
+                    app.write_text("def broken(:\n")
+                    until(lambda: b"SyntaxError" in text(log) or b"invalid syntax" in text(log))
+            assert said == [(200, "v1"), (200, "v2")]
+            until(lambda: text(log).count(b"asked with 7") == 2)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=30)
+        shown = text(log).decode()
+    assert process.returncode == 0
+    assert "app.py has changed" in shown and "INFO mine: asked with 7" in shown
+    assert re.search(r"version \S+ met: \d+\.\d ms, queued \d+\.\d.*; batch 1 on cpu0/\d+; cost", shown)
+
+
+def text(log: object) -> bytes:
+    return Path(log.name).read_bytes()  # type: ignore[attr-defined]
+
+
+def until(holds: object) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
