@@ -17,6 +17,8 @@ from lamina.asl.evaluation import DATA_LIMIT_BYTES
 from lamina.cluster.agent import Agent, AgentConfig, NodeShared
 from lamina.cluster.agent_listener import ListenForAgents
 from lamina.cluster.cluster_engine import ClusterEngine
+from lamina.cluster.launchers import Launcher
+from lamina.cluster.node_pools import NodePool
 from lamina.cluster.node_values import LeaderState
 from lamina.cluster.packages import Pack, PackageStore, Unpack
 from lamina.core.controller import HANG_FLOOR_US, Controller
@@ -66,6 +68,7 @@ class ClusterOptions:
     listen: ListenForAgents
     pack: Pack
     local_devices: bool = True
+    pools: tuple[tuple[Launcher, NodePool], ...] = ()  #: of machines that can be had and given back
 
 
 @dataclass(slots=True)
@@ -127,7 +130,9 @@ def open_local(
     isolation = ProcessIsolation(tenant_users)
     engine = _open_engines(app, app_path, cores, gpus, state, shared, isolation, table if probe else None, limits)
     if cluster is not None:
-        engine = ClusterEngine(engine, cluster.listen, app_path, state, cluster.pack, local=cluster.local_devices)
+        engine = ClusterEngine(
+            engine, cluster.listen, app_path, state, cluster.pack, local=cluster.local_devices, pools=cluster.pools
+        )
     slots = engine.references
     shadow_runner = ShadowRunner(engine) if probe or shadow_batches else None
     most = memory_bytes or default_memory_budget()

@@ -71,6 +71,7 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
     limits: SliceLimits = SliceLimits()
     price_per_s: float = 1.0  #: of the whole device
     owned: bool = False  #: paid for whether it is used or not: no call need wait to save some of its time
+    launched: bool = False  #: on a machine that was asked for, and may be given back
     cores: int = 0  #: of its host, held by batches besides units; 0: not counted
     core_price_per_s: float = 0.0  #: of one of them
     link_mib_per_s: float = 0.0  #: how fast data comes in from another node; 0: moving it is free

@@ -19,6 +19,8 @@ from lamina import policies
 from lamina.bootstrap import ClusterOptions, open_local
 from lamina.cluster.agent_listener import ListenForAgents
 from lamina.cluster.cluster_engine import ClusterEngine
+from lamina.cluster.launchers import Launcher
+from lamina.cluster.node_pools import NodePool
 from lamina.gateway.bootstrap import Gateway, ListenConfig, open_gateway
 from lamina.gateway.deploy.app_package import pack
 
@@ -105,13 +107,21 @@ class TestCluster:
 
 @contextlib.asynccontextmanager
 async def cluster(
-    app: Path, folder: Path, *, policy: str = "edf", local: bool = False, ingress: int = 0, token: str = TOKEN
+    app: Path,
+    folder: Path,
+    *,
+    policy: str = "edf",
+    local: bool = False,
+    ingress: int = 0,
+    token: str = TOKEN,
+    port: int = 0,
+    pools: tuple[tuple[Launcher, NodePool], ...] = (),
 ) -> AsyncIterator[TestCluster]:
-    listen = ListenForAgents(host="127.0.0.1", port=0, token=token.encode())
+    listen = ListenForAgents(host="127.0.0.1", port=port, token=token.encode())
     runtime = open_local(
         str(app),
         policy=policies.build(policy),
-        cluster=ClusterOptions(listen=listen, pack=pack, local_devices=local),
+        cluster=ClusterOptions(listen=listen, pack=pack, local_devices=local, pools=pools),
     )
     gateway = await open_gateway(runtime, ListenConfig(ingress=ingress))
     made = TestCluster(gateway, folder)

@@ -146,7 +146,7 @@ def _cluster(listen: ListenForAgents, agents: AgentOptions) -> ClusterOptions:
     from lamina.bootstrap import ClusterOptions
     from lamina.gateway.deploy.app_package import pack
 
-    return ClusterOptions(listen=listen, pack=pack, local_devices=not agents.no_devices)
+    return ClusterOptions(listen=listen, pack=pack, local_devices=not agents.no_devices, pools=agents.pools)
 
 
 @contextlib.contextmanager

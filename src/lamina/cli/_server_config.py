@@ -18,6 +18,8 @@ from lamina.units import parse_bytes, parse_us, show_bytes
 
 if TYPE_CHECKING:
     from lamina.cluster.agent_listener import ListenForAgents
+    from lamina.cluster.launchers import Launcher
+    from lamina.cluster.node_pools import NodePool
 
 T = TypeVar("T")
 MIN_BUDGET_BYTES = 16 * 2**20
@@ -167,18 +169,40 @@ class AgentOptions:
 
     agents: str | None  #: HOST:PORT; None: there are none
     agents_advertise: str | None
+    agents_peers: str | None  #: other servers, for agents that launchers start
     join_token_file: Path | None
     agents_tls_ca: Path | None
     agents_tls_cert: Path | None
     agents_tls_key: Path | None
     no_devices: bool
+    launchers: tuple[str, ...]
+
+    @property
+    def pools(self) -> tuple[tuple[Launcher, NodePool], ...]:
+        """Launchers of machines, each with its pool. Agents join where this server says, and know its token."""
+        from lamina.cluster.launchers import JoinTerms, open_launcher, parse_terms
+        from lamina.cluster.node_pools import NodePool
+
+        listen = self.listen
+        if listen is None or not self.launchers:
+            return ()
+        if not listen.port:
+            raise BadValue("--launcher: agents must know the port to join", hint="--agents HOST:8710")
+        host = listen.advertise or (socket.gethostname() if listen.host in ("0.0.0.0", "::") else listen.host)
+        others = [text.strip() for text in (self.agents_peers or "").split(",") if text.strip()]
+        for text in others:
+            parse_address(text, "--agents-peers")
+        addresses = tuple(dict.fromkeys([f"{host}:{listen.port}", *others]))
+        join = JoinTerms(addresses, listen.token.decode("utf-8", "replace"))
+        terms = [parse_terms(text) for text in self.launchers]
+        return tuple((open_launcher(one, join), NodePool(one)) for one in terms)
 
     @property
     def listen(self) -> ListenForAgents | None:
         """Where agents join; None: nowhere."""
         if self.agents is None:
             given = self.join_token_file or self.agents_tls_ca or self.agents_tls_cert or self.agents_tls_key
-            if self.no_devices or given or self.agents_advertise:
+            if self.no_devices or given or self.agents_advertise or self.launchers or self.agents_peers:
                 raise BadValue("--agents is not given, and other options about agents are", hint="--agents HOST:PORT")
             return None
         from lamina.cluster.agent_listener import ListenForAgents

@@ -37,6 +37,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 @click.option("--trust-deployers", is_flag=True, help="Take code of tenants too; it runs as this process' user.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Format of the log.")
 @click.option("--grace", default="30s", show_default=True, help="How long it may take to be drained when it is to end.")
+@click.option("--ready-file", type=click.Path(path_type=Path), help="File that is there once a server has been joined.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line for every server joined.")
 def command(**options: Any) -> int:
     """Run batches on this machine's cores and GPUs for a server on another one.
@@ -60,13 +61,13 @@ def command(**options: Any) -> int:
         others = adopt_orphans()
         try:
             with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
-                runner.run(_serve(config, options["gpu"], options["slices"], grace_s, options["as_json"]))
+                runner.run(_serve(config, options["gpu"], options["slices"], grace_s, options["as_json"], options["ready_file"]))
         finally:
             kill_orphans(others)
     return 0
 
 
-async def _serve(config: AgentConfig, gpu: str, slices: Any, grace_s: float, as_json: bool) -> None:
+async def _serve(config: AgentConfig, gpu: str, slices: Any, grace_s: float, as_json: bool, ready_file: Path | None) -> None:
     import asyncio
     import signal
 
@@ -80,7 +81,12 @@ async def _serve(config: AgentConfig, gpu: str, slices: Any, grace_s: float, as_
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
+    if ready_file is not None:  # of an agent before this one, in a folder that outlives processes
+        ready_file.unlink(missing_ok=True)
+
     def joined(session: LeaderSession) -> None:
+        if ready_file is not None:
+            ready_file.touch()
         told = {"node": config.name, "leader": session.address, "epoch": session.epoch, "incarnation": session.incarnation}
         if as_json:
             click.echo(msgspec.json.encode(told).decode())

@@ -119,11 +119,19 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
 @click.option(
     "--agents-advertise", metavar="HOST", help="Host name that agents reach this machine by; default: where it listens."
 )
+@click.option("--agents-peers", metavar="HOST:PORT,...", help="Where the standbys take agents, for machines that are launched.")
 @click.option("--join-token-file", type=_PEM, help="File with the token that agents must know; or LAMINA_JOIN_TOKEN.")
 @click.option("--agents-tls-ca", type=_PEM, help="Authority that has signed the certificates of all machines (PEM).")
 @click.option("--agents-tls-cert", type=_PEM, help="Certificate of this machine for agents (PEM).")
 @click.option("--agents-tls-key", type=_PEM, help="Key of that certificate (PEM).")
 @click.option("--no-devices", is_flag=True, help="Run no batches on this machine: agents do.")
+@click.option(
+    "--launcher",
+    "launchers",
+    multiple=True,
+    metavar="NAME[:ARG][,kind=K][,min=N][,max=N]",
+    help="What makes and ends machines with agents: static, command, kubernetes, ray; repeatable.",
+)
 @click.option("--tls-cert", type=_PEM, help="TLS certificate (PEM).")
 @click.option("--tls-key", type=_PEM, help="TLS key (PEM).")
 def command(**options: Any) -> int:

@@ -6,21 +6,26 @@ silent is suspended, one that is lost takes its devices with it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+from msgspec.structs import replace
 
 from lamina.cluster.agent_listener import AgentListener, ListenForAgents
 from lamina.cluster.credentials import TicketKey
 from lamina.cluster.data_port import DataClient
 from lamina.cluster.frame_link import FrameLink
+from lamina.cluster.launchers import Launcher
 from lamina.cluster.messages import Hello
+from lamina.cluster.node_pools import NodePool, NodePools
 from lamina.cluster.node_registry import NodeChange, NodePhase
 from lamina.cluster.packages import Pack, PackageSource
 from lamina.cluster.remote_engine import LeaderParts, RemoteEngine
-from lamina.core.actions import Action, DropJob, Kill, Load, Resize, StartBatch, Unload
+from lamina.core.actions import Action, AddDevice, DropJob, Kill, Load, ReleaseDevice, Resize, StartBatch, Unload
 from lamina.core.events import DeviceDraining, DeviceJoined, DeviceLost, DeviceSuspended, Event, InstanceFound, InstanceLost
 from lamina.drivers.engine import JobValues
 from lamina.drivers.timer import clock_us
@@ -47,6 +52,7 @@ class ClusterEngine(CompositeEngine):
         pack: Pack,
         *,
         local: bool = True,
+        pools: Sequence[tuple[Launcher, NodePool]] = (),
     ) -> None:
         super().__init__(here.cpu, here.gpus, here.mps)
         self.nodes: dict[str, RemoteEngine] = {}  #: by name: the open incarnations
@@ -59,6 +65,8 @@ class ClusterEngine(CompositeEngine):
         self._parts_for_nodes: LeaderParts | None = None  #: from `start` on
         self._post: Callable[[Event], None] = lambda event: None
         self.listener = AgentListener(listen, self._open_node, self._on_change)
+        self.pools = NodePools(pools, self.drain, lambda event: self._post(event))
+        self._launching: asyncio.Task[None] | None = None
 
     @property
     def devices(self) -> list[DeviceSpec]:
@@ -92,9 +100,16 @@ class ClusterEngine(CompositeEngine):
         """Take agents. `term` is that of the store, whose epochs they obey in order; 0: there is no store, and no other
         leader."""
         self.listener.lead("" if term else os.urandom(8).hex(), term or 1)
+        self._launching = self._launching or asyncio.get_running_loop().create_task(self.pools.run())
 
     def stand_by(self, refusal: Callable[[], LaminaError]) -> None:
         self.listener.stand_by(refusal)
+        self._stop_launching()
+
+    def _stop_launching(self) -> None:
+        if self._launching is not None:
+            self._launching.cancel()
+            self._launching = None
 
     # ------------------------------------------------------------------- actions
 
@@ -127,6 +142,9 @@ class ClusterEngine(CompositeEngine):
             case DropJob():
                 for node in self.nodes.values():
                     node.perform(action)
+            case AddDevice() | ReleaseDevice():
+                self.pools.perform(action)
+                return
             case _:
                 pass
         super().perform(action)
@@ -178,7 +196,10 @@ class ClusterEngine(CompositeEngine):
                 pass
 
     def _join(self, node: RemoteEngine) -> None:
-        for device in node.devices:
+        launched = self.pools.makes(node.node)
+        devices = [replace(device, launched=launched) for device in node.devices]
+        self.pools.joined(node.node, devices)
+        for device in devices:
             self._post(DeviceJoined(device))
         for name, found in node.found_instances():
             self._of_remote_instance[name] = node
@@ -204,6 +225,7 @@ class ClusterEngine(CompositeEngine):
         for name in [name for name, where in self._of_remote_instance.items() if where is node]:
             del self._of_remote_instance[name]
         node.close(change.reason)
+        self.pools.left(node.node)
         for device in node.devices:
             self._post(DeviceLost(device.id, blames=False))
 
@@ -243,6 +265,7 @@ class ClusterEngine(CompositeEngine):
         return found
 
     async def stop(self, grace_s: float) -> None:
+        self._stop_launching()
         for node in list(self.nodes.values()):
             await node.wait_drained(grace_s)
         self._post = lambda event: None

@@ -251,7 +251,7 @@ class SimulatedExecutor:
             return ()
         self.spare_devices[action.kind] -= 1
         self._added += 1
-        spec = replace(self.templates[action.kind], id=f"{action.kind}-added-{self._added}")
+        spec = replace(self.templates[action.kind], id=f"{action.kind}-added-{self._added}", launched=True)
         return ((now_us + self.boot_us, DeviceJoined(spec)),)
 
     def _release(self, now_us: int, action: ReleaseDevice) -> Scheduled:

@@ -61,7 +61,6 @@ class FrontierAutoscaler:
     _full_scan_at_us: int = 0
     _last_sizes: tuple[int, int] = (0, 0)  #: functions and devices at the last full scan
     _requested: dict[str, int] = field(default_factory=dict)  #: kind -> when one more was requested
-    _own: set[str] = field(default_factory=set)  #: devices that were there without a request
 
     def scale(self, view: View) -> Iterator[Decision]:
         sizes = (len(view.functions), len(view.devices))
@@ -72,8 +71,6 @@ class FrontierAutoscaler:
                     yield from self._scale_function(view, function)
             return
         self._full_scan_at_us, self._last_sizes = view.now_us + self.period_us, sizes
-        if not self._requested:
-            self._own.update(view.devices)
         kinds = {device.spec.kind for device in view.devices.values()}
         for function in list(view.functions.values()):
             yield from self._scale_function(view, function)
@@ -294,7 +291,7 @@ class FrontierAutoscaler:
             if total > REQUEST_AT * len(mine) and now_us - asked_us >= REQUEST_AGAIN_US:
                 self._requested[kind] = now_us
                 yield RequestDevice(kind)
-            extra = [name for name in mine if name not in self._own]
+            extra = [name for name in mine if view.devices[name].spec.launched]
             if extra and total < RETURN_AT * (len(mine) - 1):
                 last = view.devices[extra[-1]]
                 for instance_id in list(last.instances):
