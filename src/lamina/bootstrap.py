@@ -227,6 +227,7 @@ def _open_engines(
         end_client=mps.daemon.terminate if mps is not None else None,
         shared=shared,
         isolation=isolation,
+        probes_deployed=probe is not None,
     )
     environment = dict(mps.daemon.environment) if mps is not None else {}
     gpu_engines = [

@@ -150,6 +150,10 @@ class Refused(LaminaError):
         self.offer_ms = offer_ms
         self.price = price
 
+    def __str__(self) -> str:
+        offer = f"\n  offer: {self.offer_ms:.4g} ms could be met now" if self.offer_ms else ""
+        return super().__str__() + offer + (f"\n  price: {self.price:.3g}" if self.price else "")
+
 
 REFUSALS: Final = {
     "deadline": (429, "it could not be done in time", "allow more time, or try again later"),

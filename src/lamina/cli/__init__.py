@@ -192,7 +192,7 @@ def main(argv: list[str] | None = None) -> None:
         error.show()
         sys.exit(error.exit_code)
     except Refused as error:
-        click.echo(f"refused: {error}{_offer(error)}", err=True)
+        click.echo(f"refused: {error}", err=True)
         sys.exit(EXIT_REFUSED)
     except Unreachable as error:
         click.echo(f"error: {error}", err=True)
@@ -219,14 +219,6 @@ def _os_error_hint(error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
         return "is the path right, and are its folders there?"
     return "the path, and the room and rights there"
-
-
-def _offer(error: Refused) -> str:
-    """The latency that could be met instead, and the price, as far as the server names them."""
-    from lamina.units import show_us
-
-    offer = f"\n  offer: {show_us(round(1000 * error.offer_ms))}" if error.offer_ms else ""
-    return offer + (f"\n  price: {error.price:.3g}" if error.price else "")
 
 
 def _trace(error: LaminaError) -> str:

@@ -48,6 +48,9 @@ RESTART = -1
 STEP_DOWN_S = 1.0
 """How long calls in flight that need no lead may take when it is lost."""
 
+SLO_POLL_S = 0.05
+EXIT_BAD = 2
+
 GC_AT = (20_000, 50, 100)
 """Thresholds of the garbage collector: calls in flight are many and leave no cycles, so frequent collections find nothing."""
 
@@ -177,6 +180,7 @@ class _Server:
         self._runtime = runtime
         self._store = store
         self._otel = otel
+        self._is_refused = False  #: an SLO cannot be met: the server is not to run
 
     async def serve(self) -> int:
         from lamina.core.eventlog import EventLogWriter
@@ -211,6 +215,7 @@ class _Server:
             beside = [asyncio.create_task(_flush(writer))] if writer is not None else []
             if labels is not None:
                 beside.append(asyncio.create_task(labels.follow(lambda: gateway.role)))
+            beside.append(asyncio.create_task(self._check_slos(gateway, stop)))
             if config.observe.opens_page:
                 await asyncio.to_thread(webbrowser.open, f"{gateway.url}/docs")
             await self._until(stop, gateway)
@@ -224,7 +229,20 @@ class _Server:
             left = await gateway.stop(grace_s)
         if left:
             self._note(f"gave up {left} calls after {grace_s:g}s")
-        return RESTART if is_deposed else 0
+        return RESTART if is_deposed else EXIT_BAD if self._is_refused else 0
+
+    async def _check_slos(self, gateway: Gateway, stop: asyncio.Event) -> None:
+        """Check SLOs against measured times once the functions that are always loaded have been timed."""
+        while not gateway.is_ready():
+            await asyncio.sleep(SLO_POLL_S)
+        choice = self._config.engine.slo_check
+        for shortfall in gateway.slo_shortfalls() if choice != "off" else ():
+            if shortfall.is_impossible and choice == "refuse":
+                click.echo(f"error: {shortfall}\n  hint: {shortfall.hint}; --slo-check warn starts all the same", err=True)
+                self._is_refused = True
+                stop.set()
+            else:
+                log.warning("%s; %s", shortfall, shortfall.hint)
 
     async def _open(self, observer: Any) -> tuple[Gateway, AdminServer | None]:
         """Open the gateway, and the admin server beside it. Invalid options fail before anything is started."""
@@ -387,6 +405,8 @@ def _admin_url(admin: AdminServer | None, listen: ListenOptions) -> str:
 
 
 def introduce(gateway: Gateway, policy: str, label: str) -> None:
+    from lamina.sdk.model_function import ModelFunction
+
     click.echo(f"app {gateway.app.name}   policy {policy}   engine {label}")
     for device in gateway.driver.engine.devices:
         soft = ", soft slices" if device.limits.soft else ""
@@ -397,7 +417,9 @@ def introduce(gateway: Gateway, policy: str, label: str) -> None:
     for target in gateway.targets.all:
         goal = show_us(target.slo.latency_us) if target.slo.latency_us else "none"
         inputs = ", ".join(param.name for param in target.params)
-        click.echo(f"  {target.kind:9} {target.name}({inputs})   SLO {goal}")
+        function = gateway.app.functions.get(target.name)
+        batching = f"   {function.batching}" if isinstance(function, ModelFunction) else ""
+        click.echo(f"  {target.kind:9} {target.name}({inputs})   SLO {goal}{batching}")
     if not gateway.targets.all:
         click.echo("  nothing   yet: decorate a function with @app.function(), or deploy an app")
     for line in unplaceable([function.spec for function in gateway.app.functions.values()], gateway.driver.engine.devices):

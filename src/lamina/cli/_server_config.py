@@ -46,6 +46,7 @@ class EngineOptions:
     gpu: str
     slices: Literal["auto", "hard", "soft"]
     no_probe: bool
+    slo_check: Literal["refuse", "warn", "off"]
     explain: bool
     state_data_limit: str
     variables: tuple[str, ...]  #: of the environment, for the app's own functions

@@ -8,9 +8,15 @@ import platform
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from lamina.errors import LaminaError
+from lamina.units import show_us
+
+if TYPE_CHECKING:
+    from lamina.sdk.function import Function
 
 _EXTRAS = {
     "uvloop": "faster event loop",
@@ -21,11 +27,24 @@ _EXTRAS = {
 }
 
 
+_INSTALL = {"onnxruntime": "'lamina[onnx]'", "torch": "'lamina[torch]'", "matplotlib": "'lamina[plots]'"}
+TIMED_RUNS = 5
+
+
 @click.command()
+@click.argument("file", metavar="[FILE[:APP]]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a list.")
-def command(as_json: bool) -> int:
-    """Check this machine: devices, drivers, packages. Exit code 1 if a requirement is missing."""
-    checks = [*_machine(), *_packages(), *_slicers()]
+def command(file: str | None, as_json: bool) -> int:
+    """Check this machine: devices, drivers, packages; or an app: can each of its functions be loaded, placed, and keep its SLO?
+
+    Exit code 1 if a requirement is missing.
+
+    \b
+    Examples:
+      lamina doctor
+      lamina doctor app.py
+    """
+    checks = _app(file) if file is not None else [*_machine(), *_packages(), *_slicers()]
     if as_json:
         import msgspec
 
@@ -72,7 +91,7 @@ def _packages() -> list[dict[str, Any]]:
         try:
             checks.append(_check(name, True, importlib.metadata.version(name)))
         except importlib.metadata.PackageNotFoundError:
-            checks.append(_check(name, False, "not installed", f"for {purpose}: pip install {name}"))
+            checks.append(_check(name, False, "not installed", f"for {purpose}: pip install {_INSTALL.get(name, name)}"))
     return checks
 
 
@@ -84,3 +103,61 @@ def _slicers() -> list[dict[str, Any]]:
         *(_check(f"{found.name} slices", found.works, found.what, found.hint) for found in discovery.check_slicers()),
         _check("emulated", True, "any number of make-believe devices, from profiles"),
     ]
+
+
+def _app(file: str) -> list[dict[str, Any]]:
+    """Checks of an app. Its functions are loaded one after another, in this process, and run on their `examples()`."""
+    from lamina.cli._serve_command import unplaceable
+    from lamina.planner.slo_check import slo_shortfalls
+    from lamina.sdk.app_loader import load_app
+    from lamina.sdk.sample_inputs import samples_of
+    from lamina.worker.cpu_affinity import cpu_device
+
+    app = load_app(file)  # what is wrong with the file is an error of its own
+    app.deployed()
+    checks = [_check("app", True, f"{app.name}: {len(app.functions)} functions, {len(app.workflows)} workflows")]
+    samples = samples_of(app, file)
+    devices = [cpu_device()]
+    for name, function in app.functions.items():
+        if function.spec.gpu == "must":
+            checks.append(_check(name, True, "needs a GPU: not loaded here"))
+            continue
+        lines = unplaceable([function.spec], devices)
+        checks += [_check(name, False, line, "lower what it asks for", needed=True) for line in lines]
+        try:
+            takes_us = _first_times(function, samples.get(name, []))
+        except LaminaError as error:
+            checks.append(_check(name, False, str(error.message), error.hint or "see the error above", needed=True))
+            continue
+        found = slo_shortfalls([function.spec], [(name, function.spec.cores, takes_us)])
+        if found:
+            checks.append(_check(name, False, str(found[0]), found[0].hint, needed=found[0].is_impossible))
+        elif takes_us:
+            goal = f", SLO {show_us(function.spec.slo.latency_us)}" if function.spec.slo.latency_us else ""
+            checks.append(_check(name, True, f"loads; one request takes {show_us(takes_us)}{goal}"))
+        else:
+            checks.append(_check(name, True, "loads; not timed: the file has no examples() for it"))
+    return checks
+
+
+def _first_times(function: Function[..., Any], samples: list[dict[str, Any]]) -> float:
+    """Best time of one request, in microseconds; 0 without a sample."""
+    import time
+
+    from lamina.errors import LoadFailed
+
+    runner = function.open()
+    best = 0.0
+    try:
+        for _ in range(TIMED_RUNS if samples else 0):
+            began = time.perf_counter()
+            result = runner.run([dict(samples[0])])[0]
+            took = (time.perf_counter() - began) * 1e6
+            if isinstance(result, Exception):
+                raise LoadFailed(
+                    f"its example fails: {type(result).__name__}: {result}", hint="does examples() fit its parameters?"
+                )
+            best = min(best or took, took)
+    finally:
+        runner.close()
+    return best

@@ -48,6 +48,13 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
     help="hard: slices have SMs of their own; soft: slices share all SMs; auto: soft for models with similar SLOs.",
 )
 @click.option("--no-probe", is_flag=True, help="Do not time functions without a profile on their examples() at load.")
+@click.option(
+    "--slo-check",
+    type=click.Choice(["refuse", "warn", "off"]),
+    default="refuse",
+    show_default=True,
+    help="What to do at the start about an SLO that one request alone misses by far.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; any but loopback requires tokens.")
 @click.option(
     "--advertise", metavar="URL", help="Where clients reach this server, told by its standby; default: where it listens."

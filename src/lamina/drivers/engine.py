@@ -114,6 +114,7 @@ class EngineShared:
         self.declared = dict(declared or {})
         self.sources: dict[str, TargetSource] = {}  #: by function and workflow, of all that was deployed
         self.load_errors: dict[str, ErrorInfo] = {}
+        self.probe_times: dict[str, Sequence[tuple[int, int, int]]] = {}  #: by function, of its last load: batch, units, us
         self.origin: OriginOf | None = None  #: tenant and trace of a job, for functions that ask
         self.on_spans: OnSpans | None = None
         self._tenant_environment: Callable[[str], dict[str, str]] = lambda tenant: {}

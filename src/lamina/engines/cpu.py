@@ -125,6 +125,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         end_client: Callable[[int], None] | None = None,
         shared: EngineShared | None = None,
         isolation: ProcessIsolation | None = None,
+        probes_deployed: bool = False,
     ) -> None:
         limits = limits or WorkerLimits()
         self.isolation = isolation or ProcessIsolation()
@@ -133,6 +134,8 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         self.devices = devices if devices is not None else [cpu_device()]
         self.isolated = isolated or {}
         self._end_client = end_client
+        self._probes_deployed = probes_deployed  #: what is deployed later is timed too, each version once
+        self._probed: set[tuple[str, str]] = set()
         self._state: StateAccess = state or StateTable("")
         self._processes = ChildProcesses()
         self._affinity = GatewayAffinity()
@@ -162,7 +165,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
             pool_bytes=self._limits.worker_pool_bytes,
             spill_bytes=0 if confinement.user else self._limits.worker_spill_bytes,
             requested_us=clock_us(),
-            probe=action.function in self._unprofiled and isolated is None,
+            probe=isolated is None and (action.function in self._unprofiled or self._is_newly_deployed(action.function)),
             tags_output=self.shared.collects_output,
             confinement=confinement,
             log_level=self.shared.log_level,
@@ -188,6 +191,13 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
             if pipe is not None:
                 pipe.close_child_end()
         worker.arm_load_timeout(self._loop, self._limits.load_s, worker.kill)
+
+    def _is_newly_deployed(self, function: str) -> bool:
+        key, spec = (function, self.shared.source(function).path), self.shared.spec_of(function)
+        if not self._probes_deployed or not key[1] or key in self._probed or spec is None or not spec.idempotent:
+            return False
+        self._probed.add(key)
+        return True
 
     def _unload(self, worker: WorkerHandle) -> None:
         worker.unload(self._limits.unload_s)

@@ -207,8 +207,9 @@ class ProcessEngine(Generic[InstanceT, BatchT]):
         instance.cancel_load_timeout()
         self.load_errors.pop(instance.load.function, None)
         self._unprofiled.discard(instance.load.function)
+        self.shared.probe_times[instance.load.function] = probes = tuple(probes)
         if not instance.is_unloading:
-            self._post(InstanceReady(instance.load.instance, load_us, tuple(probes)))
+            self._post(InstanceReady(instance.load.instance, load_us, probes))
 
     def _start(self, action: StartBatch) -> None:
         instance = self._instances.get(action.instance)

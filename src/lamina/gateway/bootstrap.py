@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +15,7 @@ from lamina.bootstrap import ServingRuntime
 from lamina.cluster.cluster_engine import ClusterEngine
 from lamina.core.controller import Controller
 from lamina.core.lifecycle import InstancePhase
+from lamina.core.policy import Predictor
 from lamina.drivers.driver import Ending, EventObserver
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.durable.runs import RETENTION_US, DurableRuns
@@ -23,6 +24,7 @@ from lamina.gateway.auth import Authenticator, sync_tenant_limits
 from lamina.gateway.auth import check_host as check_host
 from lamina.gateway.ingress.supervisor import IngressSupervisor
 from lamina.gateway.observability.billing import Billing
+from lamina.gateway.observability.logs import RefusalLog
 from lamina.gateway.observability.metrics import MemoryGauges, Metrics, RunGauges
 from lamina.gateway.observability.tracer import Tracer, attach_call_context
 from lamina.gateway.oip.inference_service import InferenceService
@@ -43,6 +45,8 @@ from lamina.gateway.routes.request_options import OWN_HEADERS
 from lamina.gateway.routes.router import Router
 from lamina.gateway.routes.targets import TargetRegistry, call_targets
 from lamina.planner.capacity_check import check_capacity
+from lamina.planner.slo_check import Measured, SloShortfall, slo_shortfalls
+from lamina.predict.online import OnlinePredictor
 from lamina.sdk.app import App
 from lamina.server.http1 import HttpLimits, HttpServer
 from lamina.server.listener import server_context
@@ -55,6 +59,7 @@ from lamina.store.base import Store
 log = logging.getLogger("lamina")
 
 TRIM_EVERY_S = 2.0
+REFUSALS_EVERY_S = 5.0
 
 USERS_S = 2.0
 """How often a standby reads users and tokens."""
@@ -204,6 +209,7 @@ class Gateway:
                 memory_bytes=total_bytes - self.budget.limit_bytes,
                 check_head=auth.check_head,
             )
+        self._refusal_log = RefusalLog(self.metrics)
         self.triggers: Triggers | None = None
         self.deposed = asyncio.Event()  #: another server leads: this one is of no more use, and is to be started again
         self._runtime = runtime
@@ -227,6 +233,13 @@ class Gateway:
     def role(self) -> str:
         return "standby" if self.process.is_standby else "leader"
 
+    def slo_shortfalls(self, functions: Iterable[str] | None = None) -> list[SloShortfall]:
+        """Functions that miss their SLO alone, by what is known of their times now."""
+        controller = self.driver.controller
+        states = controller.state.functions
+        specs = [states[name].spec for name in (states if functions is None else functions) if name in states]
+        return slo_shortfalls(specs, measured_times(controller.predictor))
+
     def is_ready(self) -> bool:
         return self.process.refusal is None and has_required_instances(self.driver.controller, self.targets.optional_functions())
 
@@ -238,6 +251,7 @@ class Gateway:
             await self._take_role()
             self.process.track_lag()
             self._trim_shared_memory()
+            self._log_refusals()
             if self.ingress is not None:
                 ready = await self.ingress.start(self.host, listen.port, listen.grpc_port)
                 self.port, self.grpc_port = ready.port, ready.grpc_port
@@ -259,6 +273,12 @@ class Gateway:
         if refs is not None and not self.process.is_closing:
             refs.trim()
             asyncio.get_running_loop().call_later(TRIM_EVERY_S, self._trim_shared_memory)
+
+    def _log_refusals(self) -> None:
+        """Log what was refused lately, again and again."""
+        self._refusal_log.poll()
+        if not self.process.is_closing:
+            asyncio.get_running_loop().call_later(REFUSALS_EVERY_S, self._log_refusals)
 
     # ------------------------------------------------------------------ the lead
 
@@ -417,6 +437,14 @@ async def open_gateway(
     gateway = Gateway(runtime, listen, store, retention_us, access, observers, full_errors, prepare)
     await gateway.start()
     return gateway
+
+
+def measured_times(predictor: Predictor) -> list[Measured]:
+    """Times of batches of one that have been measured."""
+    if not isinstance(predictor, OnlinePredictor):
+        return []
+    known = predictor.learnt_profiles()
+    return [(one.function, point.units, point.p50_us) for one in known for point in one.points if point.batch == 1]
 
 
 def has_required_instances(controller: Controller, optional: set[str]) -> bool:

@@ -129,7 +129,8 @@ def add_model(app: App, entry: ModelEntry, is_newest: bool = True) -> None:
         slo=SLO(entry.slo or None).spec(),
     )
     signature = replace(signature, model=entry.name, version=entry.version)
-    app.functions[name] = ModelFunction(app, spec, signature, partial(make, signature, batched), entry.path)
+    unbatched = "" if batched else found.unbatched or "max_batch_size: 0"
+    app.functions[name] = ModelFunction(app, spec, signature, partial(make, signature, batched), entry.path, unbatched)
 
 
 def configured_signature(entry: ModelEntry, found: ModelFileSignature) -> tuple[Signature, bool]:

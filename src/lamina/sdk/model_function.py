@@ -50,8 +50,10 @@ class ModelFunction(Function[..., Any]):
         signature: Signature,
         make: Callable[[], Any],
         place: str,
+        unbatched: str = "",
     ) -> None:
         super().__init__(app, no_code, spec, place)
+        self.batching = f"one at a time: {unbatched}" if unbatched else f"batch {spec.max_batch}"  #: as users are told
         self.target = make
         self.is_class = True
         self.signature = signature
@@ -60,7 +62,7 @@ class ModelFunction(Function[..., Any]):
 
     @property
     def doc(self) -> str:
-        return f"The model in {self.place}"
+        return f"The model {Path(self.place).name}"  # its folder is no client's business
 
     def __repr__(self) -> str:
         return f"<model {self.name!r} of app {self.app.name!r}>"
@@ -102,6 +104,8 @@ class RowBatcher:
         outputs = forward({name: numpy.stack([row[name] for row in rows]) for name in rows[0]})
         for name, array in outputs.items():
             if not array.shape or len(array) != len(rows):
+                if len(rows) > 1:  # its first axis is no batch after all: one at a time it may be right
+                    return [result for row in rows for result in self._run_group([row], forward)]
                 raise ValueError(f"output {name!r} has shape {list(array.shape)} for a batch of {len(rows)}")
         return [self._result({name: array[at] for name, array in outputs.items()}) for at in range(len(rows))]
 

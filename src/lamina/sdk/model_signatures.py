@@ -10,6 +10,7 @@ weights or constants are refused: a pickle runs code when it is opened.
 from __future__ import annotations
 
 import mmap
+import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,13 +43,13 @@ _INITIALIZER, _INPUT, _OUTPUT = 5, 11, 12
 
 
 class ModelFileSignature(Struct, frozen=True):
-    """Signature of a model file. `batched`: the first axis of everything is of one and the same unknown length, and left out of
-    the shapes."""
+    """Signature of a model file. `batched`: the first axis of everything counts requests, and is left out of the shapes."""
 
     signature: Signature
     batched: bool
     least: int = 1  #: rows it can be run with
     most: int = 0  #: 0: any number
+    unbatched: str = ""  #: why it is not
 
 
 class _Value(Struct, frozen=True):
@@ -88,13 +89,38 @@ def _model(view: memoryview, name: str) -> ModelFileSignature:
                     elif number == _INITIALIZER:
                         constants.add(_text(value, 8))
     inputs = [one for one in inputs if one.name not in constants]
-    firsts = {one.shape[0] if one.shape else 0 for one in (*inputs, *outputs)}
-    batched = bool(inputs) and len(firsts - {""}) <= 1 and all(isinstance(first, str) for first in firsts)
+    unbatched = _why_unbatched(inputs, outputs)
+    batched = not unbatched
     for one in (*inputs, *outputs):
         if one.dtype not in _ONNX_DTYPES.values():
             raise BadValue(f"{name}: {one.name!r} is of ONNX type {one.dtype}, which cannot be served")
     signature = Signature(_ports(inputs, batched), _ports(outputs, batched), "onnxruntime_onnx")
-    return ModelFileSignature(signature, batched)
+    return ModelFileSignature(signature, batched, unbatched=unbatched)
+
+
+_BATCH_NAME = re.compile(r"batch|^(n|b|bs|none|\?)$", re.IGNORECASE)
+_MADE_NAME = re.compile(r"^$|^unk_|^dim_?\d|dynamicdim|__d\d+$|_dim_?0$", re.IGNORECASE)
+"""What exporters call an axis that has no name: `unk__214`, `DynamicDimension.0`, `ConvTranspose_459_o0__d0`."""
+
+
+def _why_unbatched(inputs: list[_Value], outputs: list[_Value]) -> str:
+    """Why the first axis of a model is no batch; "": it is one. Exporters name one and the same axis differently at its two ends,
+    so an unknown first length counts by its meaning: one name everywhere, a name for a batch, or one an exporter has made up."""
+    if not inputs:
+        return "it has no inputs"
+    for what, found in (("input", inputs), ("output", outputs)):
+        for one in found:
+            if not one.shape or not isinstance(one.shape[0], str):
+                return f"{what} {one.name!r} has {f'the fixed length {one.shape[0]}' if one.shape else 'no'} first axis"
+    names = {str(one.shape[0]) for one in (*inputs, *outputs)} - {""}
+    if len(names) <= 1:
+        return ""
+    for what, found in (("input", inputs), ("output", outputs)):
+        for one in found:
+            first = str(one.shape[0])
+            if not _BATCH_NAME.search(first) and not _MADE_NAME.search(first):
+                return f"the first axis of {what} {one.name!r} is {first!r}, and others have another name"
+    return ""
 
 
 def _value(info: memoryview) -> _Value:

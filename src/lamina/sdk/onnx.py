@@ -66,6 +66,7 @@ class OnnxModel:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
+        options.log_severity_level = 4  # its errors are raised; on stderr they would look like another one
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads must not eat a neighbour's slice
         try:
             return onnxruntime.InferenceSession(str(self.path), options, providers=self._providers)

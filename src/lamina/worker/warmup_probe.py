@@ -7,6 +7,7 @@ but the predictor starts from it instead of from nothing, and what is served ref
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from lamina import encoding
@@ -17,6 +18,8 @@ from lamina.worker.protocol import JobFrame, RunBatch
 if TYPE_CHECKING:
     from lamina.sdk.function import Function
     from lamina.worker.main import FunctionWorker, WorkerSetup
+
+log = logging.getLogger("lamina")
 
 BUDGET_US = 50_000
 """A call may be waiting for this load: what takes longer is learnt from that call instead."""
@@ -40,6 +43,7 @@ def probe(
     units = mask.bit_count()
     first_us = _timed(worker, mask, frames[:1])
     if not first_us:
+        log.info("%s is not timed before its first call: its sample input does not fit", function.name)
         return []
     if first_us > LONG * budget_us:  # then setting up is the smaller part of it
         return [(1, units, first_us)]

@@ -86,13 +86,14 @@ async def managed(
     on_event: EventObserver | None = None,
     admin_host: str = "127.0.0.1",
     trusts_deployers: bool = True,
+    probe: bool = False,
     **options: Any,
 ) -> AsyncIterator[Managed]:
     """Uploads and the store are kept in `folder`, so that a second server there finds what the first one left; with `runs`
     also durable runs. At its end what runs has `grace_s`."""
     store = open_store(str(folder / "store.db"))
     access = await open_access(store)
-    live = open_local(str(app), policy=policies.build(policy), gpu=gpu)
+    live = open_local(str(app), policy=policies.build(policy), gpu=gpu, probe=probe)
     prepared = DeploymentSetup(access, folder / "apps", str(app), trusts_deployers=trusts_deployers)
     listen = ListenConfig(**options)
     gateway = await open_gateway(

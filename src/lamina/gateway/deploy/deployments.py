@@ -334,15 +334,19 @@ class Deployments:
             if state == "halted" and before is not None:
                 await self._roll_back(caller, served, before)
             elif state != "rolling":
-                rollout.finish(served.function_specs(stage.overrides))
+                specs = served.function_specs(stage.overrides)
+                if before is not None and (impossible := rollout.impossible_slo(specs)):
+                    await self._roll_back(caller, served, before, impossible)
+                rollout.finish(specs)
                 return
             await asyncio.sleep(POLL_S)
 
-    async def _roll_back(self, caller: Identity, served: AppVersion, before: AppVersion) -> None:
+    async def _roll_back(self, caller: Identity, served: AppVersion, before: AppVersion, impossible: str = "") -> None:
+        """Serve the version before again: this one cannot be loaded, or has an `impossible` SLO."""
         names = [spec.name for spec in served.manifest.functions]
         errors = {name: self._load_errors[name] for name in names if name in self._load_errors}
         said = [f"{name}: {info.type}: {info.message}" for name, info in errors.items()]
-        why = "; ".join(said)[:500] or "its instances could not be loaded"
+        why = "; ".join(said)[:500] or impossible or "its instances could not be loaded"
         traces = "".join(f"\n{info.trace.rstrip()}" for info in errors.values() if info.trace)[:MAX_TRACE_CHARS]
         traces = traces.replace(f"{Path(served.path).parent}/", "")  # names as they are in the package
         kinds = "; ".join(f"{name}: {info.type}" for name, info in errors.items()) or why

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -18,6 +18,7 @@ from lamina.core.lifecycle import InstancePhase
 from lamina.core.scheduling.state import FunctionState
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.errors import LaminaError
+from lamina.planner.slo_check import slo_shortfalls
 from lamina.types import FunctionSpec
 
 NO_ROOM_S = 3.0
@@ -35,6 +36,7 @@ class Rollout:
         self.state = "rolling"  #: then `halted`, if one cannot be loaded, or `serving`
         for name in self._pending:
             loop.engine.load_errors.pop(name, None)
+            loop.engine.shared.probe_times.pop(name, None)
 
     def poll(self) -> None:
         """Check progress; called now and then, once the controller knows the version."""
@@ -64,6 +66,12 @@ class Rollout:
             scale = msgspec.structs.replace(spec.scale, min=1, max=max(1, spec.scale.max))
             with contextlib.suppress(LaminaError):  # the policy has no place for it
                 self._loop.post(Deployed((msgspec.structs.replace(spec, scale=scale),)))
+
+    def impossible_slo(self, specs: Sequence[FunctionSpec]) -> str:
+        """What is wrong with the SLO of a function of this version, by the times of its first runs; "": nothing is known."""
+        times = self._loop.engine.shared.probe_times
+        found = [(spec.name, units, float(us)) for spec in specs for batch, units, us in times.get(spec.name, ()) if batch == 1]
+        return "; ".join(f"{one} ({one.hint})" for one in slo_shortfalls(specs, found) if one.is_impossible)
 
     def finish(self, specs: Iterable[FunctionSpec]) -> None:
         """Restore the scale of functions; `specs` are the ones that hold now."""

@@ -239,7 +239,10 @@ class TrafficControl:
                 if one.rollout.state == "rolling":
                     is_loading = True
                     continue
-                one.rollout.finish(one.version.function_specs(self._active.overrides))
+                specs = one.version.function_specs(self._active.overrides)
+                if impossible := one.rollout.impossible_slo(specs):
+                    return number, impossible
+                one.rollout.finish(specs)
                 one.rollout = None
             if rule is not None and number != traffic.rules.shadow:
                 now = self._outcomes(one.version)

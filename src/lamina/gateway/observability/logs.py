@@ -16,6 +16,7 @@ from lamina.gateway.observability.rate_limiter import RateLimiter
 from lamina.units import show_us
 
 if TYPE_CHECKING:
+    from lamina.gateway.observability.metrics import Metrics
     from lamina.gateway.routes.problems import HttpProblem
 
 FIELDS = (
@@ -96,7 +97,7 @@ def log_function_output(function: str, instance: str, calls: tuple[str, ...], te
 def log_rejection(problem: HttpProblem) -> None:
     """Log a request that was the client's mistake: its id leads from the client's response to this line.
 
-    Rejections for lack of time (429) are counted instead: under overload they are most of what comes.
+    Refusals for lack of time (429) are counted instead, and logged together (`RefusalLog`).
     """
     if (
         problem.status >= 500
@@ -113,6 +114,29 @@ def log_rejection(problem: HttpProblem) -> None:
         text += f" ({_line_limiter.suppressed} more since the last line)"
         _line_limiter.suppressed = 0
     requests.info("%s %d %s: %s", problem.id, problem.status, problem.code, text, extra=extra)
+
+
+class RefusalLog:
+    """Log of refused calls: one line per target and period, with how many for which reason. Under overload refusals are most of
+    what comes, so they are counted where they happen and read here."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._seen: dict[str, dict[str, int]] = {}
+
+    def poll(self) -> None:
+        """Write what came since the last time."""
+        for target, reasons in self._metrics.refusals().items():
+            seen = self._seen.get(target, {})
+            fresh = {reason: count - seen.get(reason, 0) for reason, count in reasons.items() if count > seen.get(reason, 0)}
+            self._seen[target] = reasons
+            if not fresh:
+                continue
+            offer_us = self._metrics.last_offer_us(target) if "deadline" in fresh else 0
+            offer = f"; {show_us(offer_us)} could be met" if offer_us else ""
+            counts = ", ".join(f"{count} {reason}" for reason, count in sorted(fresh.items()))
+            extra = {"target": target, "outcome": "refused", "reason": next(iter(sorted(fresh)))}
+            requests.info("%s: refused %d calls: %s%s", target, sum(fresh.values()), counts, offer, extra=extra)
 
 
 def log_call(target: str, ending: Ending, tenant: str) -> None:

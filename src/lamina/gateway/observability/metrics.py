@@ -136,7 +136,7 @@ class MemoryGauges(Collector):
 class _PerTarget:
     """Cells of one target. Looked up once: `labels()` costs more than counting."""
 
-    __slots__ = ("cost", "failed", "late", "latency", "met", "queue", "reasons", "refused", "replies")
+    __slots__ = ("cost", "failed", "late", "latency", "met", "offer_us", "queue", "reasons", "refused", "replies")
 
     def __init__(self, metrics: Metrics, target: str) -> None:
         self.met = metrics.calls.labels(target, "met")
@@ -147,6 +147,7 @@ class _PerTarget:
         self.cost = metrics.cost.labels(target)
         self.queue = metrics.queue.labels(target)
         self.reasons: dict[str, CounterCell] = {}
+        self.offer_us = 0  #: that the last rejection named
         self.replies = metrics.rolling.replies_of(target)
 
 
@@ -259,6 +260,7 @@ class Metrics:
             per.cost.value += ending.cost
             per.replies.append((self.rolling.now_us, ending.latency_us, not ending.late))
         elif isinstance(ending, Reject):
+            per.offer_us = ending.offer_us or per.offer_us
             self.on_rejected(target, ending.reason)
         elif ending.error == BAD_VALUE:
             self.on_rejected(target, BAD_VALUE)
@@ -320,6 +322,19 @@ class Metrics:
             return CallOutcomes()
         invalid = int(per.reasons[BAD_VALUE].value) if BAD_VALUE in per.reasons else 0
         return CallOutcomes(int(per.met.value), int(per.late.value), int(per.refused.value) - invalid, int(per.failed.value))
+
+    def last_offer_us(self, target: str) -> int:
+        """The latency that the last rejection of a target named; 0: none."""
+        per = self._targets.get(target)
+        return per.offer_us if per is not None else 0
+
+    def refusals(self) -> dict[str, dict[str, int]]:
+        """Refused calls by target and reason; what clients sent wrong has lines of its own."""
+        return {
+            target: {reason: int(cell.value) for reason, cell in per.reasons.items() if reason != BAD_VALUE}
+            for target, per in self._targets.items()
+            if per.reasons
+        }
 
     def totals(self) -> dict[str, float]:
         """Counts over all targets, for the status line."""
