@@ -19,12 +19,14 @@ from lamina import policies
 from lamina.bootstrap import ClusterOptions, open_local
 from lamina.cluster.agent_listener import ListenForAgents
 from lamina.cluster.cluster_engine import ClusterEngine
+from lamina.cluster.credentials import TlsFiles
 from lamina.cluster.launchers import Launcher
 from lamina.cluster.node_pools import NodePool
 from lamina.gateway.bootstrap import Gateway, ListenConfig, open_gateway
 from lamina.gateway.deploy.app_package import pack
 
 TOKEN = "a token that only tests know"
+NO_TLS = TlsFiles()
 REPO = Path(__file__).parents[2]
 
 
@@ -114,10 +116,11 @@ async def cluster(
     local: bool = False,
     ingress: int = 0,
     token: str = TOKEN,
+    tls: TlsFiles = NO_TLS,
     port: int = 0,
     pools: tuple[tuple[Launcher, NodePool], ...] = (),
 ) -> AsyncIterator[TestCluster]:
-    listen = ListenForAgents(host="127.0.0.1", port=port, token=token.encode())
+    listen = ListenForAgents(host="127.0.0.1", port=port, token=token.encode(), tls=tls)
     runtime = open_local(
         str(app),
         policy=policies.build(policy),

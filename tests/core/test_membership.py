@@ -16,6 +16,7 @@ from lamina.core.events import (
     Event,
     InstanceFound,
     InstanceReady,
+    Tick,
 )
 from lamina.policies import new_controller
 from lamina.predict.online import OnlinePredictor
@@ -178,3 +179,23 @@ def test_what_is_of_no_use_is_unloaded_under_the_name_it_has():
         world.post(found)
         assert [unload.instance for unload in world.taken(Unload)] == [found.name], number
     assert world.taken(Load) == []
+
+
+def test_a_function_that_stands_twice_stands_on_two_machines():
+    world = World("a", "b", "c", min_instances=2)
+    assert len({load.device for load in world.ready()}) == 2
+
+
+def test_what_stands_twice_on_one_machine_moves_apart_when_another_joins():
+    world = World(min_instances=2)
+    world.post(DeviceJoined(DeviceSpec(id="a.cpu", kind="cpu", units=4, memory_mib=1_000, family="cpu", node="a")))
+    assert [load.device for load in world.ready()] == ["a.cpu", "a.cpu"]
+    world.join("b")
+    world.now_us += 1_000_000
+    world.post(Tick())
+    (moved,) = world.ready()
+    assert moved.device == "b.cpu"
+    assert len(world.taken(Unload)) == 1
+    world.now_us += 1_000_000
+    world.post(Tick())
+    assert world.taken(Load) == [] and world.taken(Unload) == []

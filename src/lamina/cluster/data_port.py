@@ -116,14 +116,16 @@ class DataPort:
             threading.Thread(target=self._serve, args=(connection,), name="data-port-peer", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
+        peer = connection
         try:
-            connection.settimeout(IDLE_S)
+            connection.settimeout(STALL_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            peer = connection
             if self._tls is not None:
-                connection.settimeout(STALL_S)
-                peer = self._tls.wrap_socket(connection, server_side=True)
-                peer.settimeout(IDLE_S)
+                peer = self._tls.wrap_socket(connection, server_side=True)  # the other one is an empty shell from now on
+                with self._lock:
+                    self._open.discard(connection)
+                    self._open.add(peer)
+            peer.settimeout(IDLE_S)
             while (asked := _receive(peer, REQUEST_BYTES)) is not None:
                 if not self._answer(peer, asked):
                     break
@@ -131,7 +133,8 @@ class DataPort:
             pass  # the client's affair: it asks again, or has gone
         finally:
             with self._lock:
-                self._open.discard(connection)
+                self._open -= {connection, peer}
+            peer.close()
             connection.close()
 
     def _answer(self, peer: socket.socket, asked: bytes) -> bool:

@@ -244,7 +244,7 @@ class Controller:
             if now_us >= self._housekeeping_at_us:
                 self._housekeeping_at_us = now_us + HOUSEKEEPING_US
                 self._failures.kill_hung()
-                self._members.replace_draining()
+                self._members.rearrange()
                 self._margin.decay(now_us, self.state.functions.values(), self.predictor)
                 wakeups.compact()
                 if self._fair_share.enabled:

@@ -94,6 +94,36 @@ class Membership:
         is_free = not any(mask & event.mask for mask in device.homes.values())
         return needs_home and is_free and device.is_valid_slice(event.mask) and 0 < event.quota <= 1
 
+    def rearrange(self) -> None:
+        """Move instances off draining devices, and apart. To be called now and then."""
+        self.replace_draining()
+        self.spread()
+
+    # ----------------------------------------------------------------- spreading
+
+    def spread(self) -> None:
+        """Move standing instances apart: a function that is to stand more than once, and does so on one machine, is loaded on
+        another one that has none of it: a machine that joined later is empty."""
+        nodes = {device.spec.node for device in self._state.devices.values() if device.takes_instances}
+        for function in self._state.functions.values() if len(nodes) > 1 else ():
+            if function.spec.scale.min >= 2:
+                self._spread(function)
+
+    def _spread(self, function: FunctionState) -> None:
+        devices = self._state.devices
+        standing: dict[str, Instance] = {}
+        for instance in function.instances.values():
+            if instance.phase is not InstancePhase.WARM:
+                return  # one move at a time
+            node = devices[instance.device].spec.node
+            if node in standing:
+                free = {device.spec.node for device in devices.values()} - {
+                    devices[one.device].spec.node for one in function.instances.values()
+                }
+                self._rolling_update.replace(function, instance, free)
+                return
+            standing[node] = instance
+
     # ------------------------------------------------------------------ draining
 
     def replace_draining(self) -> None:

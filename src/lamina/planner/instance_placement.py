@@ -25,6 +25,15 @@ def fits(function: FunctionState, device: Device, leaving: Mapping[str, int]) ->
     return device.unreserved_block(home_units or spec.units_on(device.spec), leaving, borrow=not home_units) != 0
 
 
+def spreads(view: View, function: FunctionState, device: Device) -> bool:
+    """Whether an instance here would be on a machine that has none of the function yet. A function that is to stand more than
+    once is to survive the loss of a machine; one that stands once, or is loaded by demand, may be anywhere."""
+    node = device.spec.node
+    if function.spec.scale.min < 2 or not node:
+        return False
+    return all(view.devices[one.device].spec.node != node for one in function.instances.values())
+
+
 def units_to_reserve(function: FunctionState, device: Device) -> int:
     """Units of the slice that an instance of the function must have for itself there; 0: none."""
     if function.spec.home or not device.spec.limits.per_batch:

@@ -17,6 +17,7 @@ from lamina.planner.instance_placement import (
     has_enough_instances,
     idle_since_us,
     is_idle,
+    spreads,
     units_to_reserve,
 )
 
@@ -89,10 +90,11 @@ class ReactiveAutoscaler:
         return 1
 
     def _pick_device(self, view: View, function: FunctionState) -> Device | None:
-        """The device with most free units per standing instance that has the memory, and a home where one is needed; one where
-        the bandwidth limit would not make it take turns with instances there, if there is such."""
+        """On a machine of its own where it is to stand on several. Then the device with most free units per standing instance
+        that has the memory, and a home where one is needed; one where the bandwidth limit would not make it take turns with
+        instances there, if there is such."""
         spec = function.spec
-        best, best_score = None, (False, False, 0.0)
+        best, best_score = None, (False, False, False, 0.0)
         for device in view.devices.values():
             if not fits(function, device, {}):
                 continue
@@ -100,7 +102,8 @@ class ReactiveAutoscaler:
             if has_enough_instances(spec, device.spec, mine):
                 continue
             density = device.spec.units / (1 + len(device.instances))
-            score = (device.spec.family == "gpu", view.can_colocate(function, device), density)
+            is_apart = spreads(view, function, device)
+            score = (is_apart, device.spec.family == "gpu", view.can_colocate(function, device), density)
             if score > best_score:
                 best, best_score = device, score
         return best

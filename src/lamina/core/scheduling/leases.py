@@ -117,7 +117,6 @@ class Device:
 
     @property
     def takes_instances(self) -> bool:
-        """Whether anything may be loaded there."""
         return not (self.is_suspended or self.is_draining)
 
     def set_membership(self, *, suspended: bool, draining: bool) -> None:

@@ -7,7 +7,7 @@ calls wait for the new one. A successor that cannot be loaded ends the renewal: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import LoadInstance, UnloadInstance
@@ -59,9 +59,9 @@ class RollingUpdate:
         not unload that one."""
         return instance in self._replaces
 
-    def replace(self, function: FunctionState, old: Instance) -> bool:
-        """Load a successor, if there is room and none is on its way; the old one leaves when it is ready."""
-        new = self._load_successor(function, old) if old.id not in self._replaces.values() else None
+    def replace(self, function: FunctionState, old: Instance, nodes: Container[str] | None = None) -> bool:
+        """Load a successor, if there is room on `nodes` and none is on its way; the old one leaves when it is ready."""
+        new = self._load_successor(function, old, nodes) if old.id not in self._replaces.values() else None
         if new is not None:
             self._replaces[new.id] = old.id
         return new is not None
@@ -97,7 +97,7 @@ class RollingUpdate:
                 return
             self._cluster.unload_instance(UnloadInstance(old.id))
 
-    def _load_successor(self, function: FunctionState, old: Instance) -> Instance | None:
+    def _load_successor(self, function: FunctionState, old: Instance, nodes: Container[str] | None) -> Instance | None:
         """Load a successor, with a home as large as the old one's, unless another size was deployed."""
         home_units = self._state.devices[old.device].homes.get(old.id, 0).bit_count()
         before = self._previous_specs.get(function.spec.name, function.spec)
@@ -105,7 +105,8 @@ class RollingUpdate:
             device = self._state.devices[device_id]
             asked = function.spec.units_on(device.spec)
             wanted = 0 if not home_units else home_units if before.units_on(device.spec) == asked else asked
-            if not function.spec.fits_family(device.spec.family) or not device.takes_instances:
+            is_elsewhere = nodes is not None and device.spec.node not in nodes
+            if is_elsewhere or not device.takes_instances or not function.spec.fits_family(device.spec.family):
                 continue
             if not device.unreserved_block(wanted or asked, borrow=not wanted):
                 continue

@@ -26,6 +26,7 @@ from lamina.planner.instance_placement import (
     has_block,
     has_enough_instances,
     is_evictable,
+    spreads,
     units_to_reserve,
 )
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTables
@@ -201,9 +202,10 @@ class FrontierAutoscaler:
         return 1
 
     def _pick_device(self, view: View, function: FunctionState) -> Device | None:
-        """Where it is cheapest in time; of equals, the device with most units per instance."""
+        """Where it is in time, on a machine of its own where it is to stand on several, cheapest; of equals, the device with most
+        units per instance."""
         spec = function.spec
-        best, best_rank = None, (0, 0, 0.0, 0.0)
+        best, best_rank = None, (0, 0, 0, 0.0, 0.0)
         for device in view.devices.values():
             if not fits(function, device, {}):
                 continue
@@ -214,6 +216,7 @@ class FrontierAutoscaler:
             in_time = config is not None and (not spec.slo.latency_us or config.time_us <= spec.slo.latency_us)
             rank = (
                 0 if in_time else 1,
+                0 if spreads(view, function, device) else 1,
                 0 if view.can_colocate(function, device) else 1,
                 config.cost * (1 + mine) if config is not None else float(device.spec.family == "cpu"),
                 -device.spec.units / (1 + len(device.instances)),

@@ -1,0 +1,125 @@
+"""Values between machines: whole, by ticket, and without a byte for a stranger."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from lamina.cluster import data_port
+from lamina.cluster.credentials import TicketKey
+from lamina.cluster.data_port import REQUEST_BYTES, DataClient, DataPort, FetchFailed, join_address, ref_for
+from lamina.values.references import NodeRef
+from lamina.values.shm import ShmPool
+
+KEY = TicketKey(b"a token of some length", "cell", 3)
+
+
+@contextlib.contextmanager
+def values(folder: Path) -> Iterator[tuple[ShmPool, DataPort, DataClient]]:
+    pool = ShmPool(str(folder), "gateway", 64 * 2**20)
+    port = DataPort(str(folder), "127.0.0.1", 0)
+    port.set_key(KEY)
+    client = DataClient()
+    try:
+        yield pool, port, client
+    finally:
+        client.close()
+        port.close()
+        pool.close()
+
+
+def fetched(client: DataClient, ref: NodeRef) -> bytes:
+    room = bytearray(ref.size)
+    client.fetch(ref, room)
+    return bytes(room)
+
+
+def test_a_value_and_a_part_of_it_arrive_whole(tmp_path: Path):
+    with values(tmp_path) as (pool, port, client):
+        data = os.urandom(5_000_000)
+        ref = pool.put(data)
+        assert ref is not None
+        address = join_address("127.0.0.1", port.port)
+        assert fetched(client, ref_for(KEY, address, ref)) == data
+        part = replace(ref, start=1_234_567, size=2_000_001)
+        assert fetched(client, ref_for(KEY, address, part)) == data[1_234_567:3_234_568]
+
+
+def test_many_at_once_over_kept_connections(tmp_path: Path):
+    with values(tmp_path) as (pool, port, client):
+        blobs = [os.urandom(200_000 + n) for n in range(8)]
+        refs = [ref_for(KEY, join_address("127.0.0.1", port.port), ref) for ref in map(pool.put, blobs) if ref is not None]
+        wrong: list[int] = []
+
+        def work(number: int) -> None:
+            wrong.extend(number for _ in range(20) if fetched(client, refs[number]) != blobs[number])
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+
+
+def test_a_ticket_is_for_one_value_of_one_epoch(tmp_path: Path):
+    with values(tmp_path) as (pool, port, client):
+        first, second = pool.put(bytes(100_000)), pool.put(bytes(100_000))
+        assert first is not None and second is not None
+        good = ref_for(KEY, join_address("127.0.0.1", port.port), first)
+        for bad in (
+            replace(good, slot=second.slot),
+            replace(good, start=1, size=good.size - 1),
+            replace(good, owner="w1"),
+            replace(good, ticket=bytes(len(good.ticket))),
+        ):
+            with pytest.raises(FetchFailed, match="the ticket is not good"):
+                fetched(client, bad)
+        port.set_key(TicketKey(b"a token of some length", "cell", 4))
+        with pytest.raises(FetchFailed, match="the ticket is not good"):
+            fetched(client, good)
+        port.set_key(None)
+        with pytest.raises(FetchFailed, match="the ticket is not good"):
+            fetched(client, good)
+
+
+def test_a_ticket_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(data_port, "TICKET_S", -data_port.SKEW_S - 60)
+    with values(tmp_path) as (pool, port, client):
+        ref = pool.put(bytes(100_000))
+        assert ref is not None
+        with pytest.raises(FetchFailed, match="the ticket is not good"):
+            fetched(client, ref_for(KEY, join_address("127.0.0.1", port.port), ref))
+
+
+def test_a_value_that_is_gone_and_a_machine_that_is_gone_are_errors_that_say_so(tmp_path: Path):
+    with values(tmp_path) as (pool, port, client):
+        ref = pool.put(bytes(100_000))
+        assert ref is not None
+        asked = ref_for(KEY, join_address("127.0.0.1", port.port), ref)
+        assert fetched(client, asked) == bytes(100_000)
+        pool.retire(ref.slot)
+        pool.free(ref.slot)
+        with pytest.raises(FetchFailed, match="the value is gone"):
+            fetched(client, asked)
+    with pytest.raises(FetchFailed):
+        fetched(DataClient(), asked)
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n" * 20, bytes(REQUEST_BYTES), b"LMD1" + os.urandom(REQUEST_BYTES - 4)])
+def test_a_stranger_gets_no_byte(tmp_path: Path, data: bytes):
+    with values(tmp_path) as (pool, port, _), socket.create_connection(("127.0.0.1", port.port), 10) as stranger:
+        pool.put(bytes(100_000))
+        stranger.sendall(data)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := stranger.recv(4_096):
+                answer += piece
+        assert answer in (b"", (-1).to_bytes(8, "little", signed=True))

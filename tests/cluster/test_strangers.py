@@ -1,0 +1,239 @@
+"""The port for agents, towards strangers: a wrong token, nonsense, floods. Refused, said clearly, and bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from lamina.cluster import agent_listener
+from lamina.cluster.agent_listener import AgentListener, ListenForAgents
+from lamina.cluster.credentials import TlsFiles, proof, read_token
+from lamina.cluster.messages import (
+    PROTOCOL,
+    Beat,
+    BeatHello,
+    Challenge,
+    Hello,
+    JoinRefused,
+    Welcome,
+    to_agent_reader,
+)
+from lamina.errors import BadValue
+from lamina.ipc.framing import pack
+from lamina.types import DeviceSpec
+from tests.cluster import apps
+from tests.cluster.clusters import TOKEN, cluster
+from tests.serving import run
+
+SECRET = TOKEN.encode()
+DEVICE = DeviceSpec(id="cpu0", kind="cpu", units=2, memory_mib=1_000, family="cpu")
+
+
+class FakeAgent:
+    """An agent that says what a test wants."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.frames = to_agent_reader()
+
+    async def __aenter__(self) -> FakeAgent:
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.writer.close()
+
+    async def next(self) -> object:
+        """The next frame; None at the end."""
+        while True:
+            data = await asyncio.wait_for(self.reader.read(65_536), 20)
+            if not data:
+                return None
+            for frame in self.frames.feed(data):
+                return frame
+
+    async def hello(self, token: bytes = SECRET, **changes: object) -> object:
+        """Say hello as node `one`; with `changes` to what the proof is for."""
+        challenge = await self.next()
+        assert isinstance(challenge, Challenge) and challenge.protocol == PROTOCOL
+        nonce = os.urandom(32)
+        said = proof(token, "agent", challenge.nonce, nonce, "one", 5)
+        frame = Hello("one", 5, nonce, said, "127.0.0.1:1", [DEVICE], [], [])
+        self.writer.write(pack(replace(frame, **changes)))
+        return await self.next()
+
+
+class Server:
+    """A listener without engines."""
+
+    def __init__(self, token: bytes = SECRET) -> None:
+        self.opened: list[str] = []
+        self.listener = AgentListener(ListenForAgents(host="127.0.0.1", port=0, token=token), self._open, lambda change: None)
+
+    def _open(self, link: object, hello: Hello, incarnation: int, key: object, address: str) -> Server:
+        self.opened.append(hello.node)
+        return self
+
+    node, incarnation = "", 0
+
+    def on_frame(self, frame: object) -> None:
+        raise AssertionError("no frame is expected")
+
+    async def __aenter__(self) -> Server:
+        await self.listener.start("/dev/shm")
+        self.listener.lead("cell", 3)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.listener.close()
+
+    @property
+    def port(self) -> int:
+        return self.listener.port
+
+
+def test_an_agent_without_the_token_is_refused_and_told_why():
+    async def work() -> None:
+        async with Server() as server, FakeAgent(server.port) as agent:
+            answer = await agent.hello(token=b"another token of some length")
+            assert isinstance(answer, JoinRefused) and answer.code == "join-denied" and "does not know" in answer.message
+            assert await agent.next() is None and server.opened == []
+
+    run(work, 30)
+
+
+def test_a_proof_is_good_for_one_connection_and_one_name():
+    async def work() -> None:
+        async with Server() as server:
+            for stolen in ({"nonce": bytes(32)}, {"node": "two"}, {"boot_us": 6}):
+                async with FakeAgent(server.port) as agent:
+                    assert isinstance(await agent.hello(**stolen), JoinRefused)
+            assert server.opened == []
+
+    run(work, 30)
+
+
+def test_a_good_agent_is_welcomed_and_its_leader_has_proved_itself():
+    async def work() -> None:
+        async with Server() as server, FakeAgent(server.port) as agent:
+            answer = await agent.hello()
+            assert isinstance(answer, Welcome) and (answer.epoch, answer.cell, answer.incarnation) == (3, "cell", 1)
+            assert server.opened == ["one"]
+            assert server.listener.registry.nodes["one"].phase.value == "joining"  # until it beats
+
+    run(work, 30)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\xff\xff\xff\xff" + bytes(100),
+        b"\x05\x00\x00\x00hello",
+        bytes(pack(Beat(1, 0, 0))),
+        os.urandom(100_000),
+    ],
+    ids=["http", "huge", "no-msgpack", "out-of-turn", "noise"],
+)
+def test_nonsense_is_cut_off_and_others_are_served(data: bytes):
+    async def work() -> None:
+        async with Server() as server, FakeAgent(server.port) as stranger:
+            await stranger.next()
+            stranger.writer.write(data)
+            assert await stranger.next() is None
+            async with FakeAgent(server.port) as agent:
+                assert isinstance(await agent.hello(), Welcome)
+
+    run(work, 30)
+
+
+def test_silent_strangers_are_few_and_do_not_stay(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(agent_listener, "MAX_STRANGERS", 8)
+    monkeypatch.setattr("lamina.cluster.frame_link.HANDSHAKE_S", 0.3)
+
+    async def work() -> None:
+        async with Server() as server:
+            strangers = [FakeAgent(server.port) for _ in range(40)]
+            for stranger in strangers:
+                await stranger.__aenter__()
+            first = await asyncio.gather(*(stranger.next() for stranger in strangers), return_exceptions=True)
+            assert sum(isinstance(frame, Challenge) for frame in first) <= 8
+            for stranger in strangers:
+                with_end = await asyncio.gather(stranger.next(), return_exceptions=True)
+                assert with_end[0] is None or isinstance(with_end[0], OSError)
+                await stranger.__aexit__()
+            async with FakeAgent(server.port) as agent:
+                assert isinstance(await agent.hello(), Welcome)
+
+    run(work, 30)
+
+
+def test_a_stranger_that_talks_without_end_is_cut_off():
+    async def work() -> None:
+        async with Server() as server, FakeAgent(server.port) as stranger:
+            await stranger.next()
+            stranger.writer.write((60 * 2**20).to_bytes(4, "little"))
+            sent = 0
+            with contextlib.suppress(ConnectionError):
+                while sent < 64 * 2**20:
+                    stranger.writer.write(bytes(65_536))
+                    await asyncio.wait_for(stranger.writer.drain(), 10)
+                    sent += 65_536
+            assert sent < 16 * 2**20  # what was on its way when it was cut off
+
+    run(work, 30)
+
+
+def test_beats_need_the_token_and_an_open_incarnation():
+    async def work() -> None:
+        async with Server() as server, FakeAgent(server.port) as agent:
+            welcome = await agent.hello()
+            assert isinstance(welcome, Welcome)
+            for incarnation, token in ((welcome.incarnation, b"another token of some length"), (9, SECRET)):
+                async with FakeAgent(server.port) as beats:
+                    challenge = await beats.next()
+                    assert isinstance(challenge, Challenge)
+                    nonce = os.urandom(32)
+                    said = proof(token, "beat", challenge.nonce, nonce, "one", incarnation)
+                    beats.writer.write(pack(BeatHello("one", incarnation, nonce, said)))
+                    assert isinstance(await beats.next(), JoinRefused)
+            assert server.listener.registry.nodes["one"].phase.value == "joining"
+
+    run(work, 30)
+
+
+@pytest.mark.parametrize("devices", [[DEVICE, DEVICE], [DeviceSpec(id="cpu0", kind="cpu", units=0, memory_mib=1)]])
+def test_devices_that_make_no_sense_are_refused(devices: list[DeviceSpec]):
+    async def work() -> None:
+        async with Server() as server, FakeAgent(server.port) as agent:
+            answer = await agent.hello(devices=devices)
+            assert isinstance(answer, JoinRefused) and "make no sense" in answer.message
+
+    run(work, 30)
+
+
+def test_an_agent_says_why_it_is_not_taken(tmp_path: Path):
+    async def work() -> None:
+        async with cluster(apps.write(tmp_path / "app"), tmp_path) as made:
+            made.start("wrong", token="another token of some length")
+            await made.until(lambda: "does not know the join token" in made.log("wrong"))
+            assert made.nodes() == {}
+
+    run(work, 60)
+
+
+def test_a_token_is_needed_off_loopback_and_has_a_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("LAMINA_JOIN_TOKEN", raising=False)
+    assert read_token(None, "--token-file", "127.0.0.1") == b""
+    with pytest.raises(BadValue, match="need a join token"):
+        read_token(None, "--token-file", "0.0.0.0")
+    (tmp_path / "token").write_text("short\n")
+    with pytest.raises(BadValue, match="has 5 bytes"):
+        read_token(tmp_path / "token", "--token-file", "0.0.0.0")
+    with pytest.raises(BadValue, match="an authority, a certificate and its key"):
+        TlsFiles(ca="ca.pem").check()
