@@ -226,7 +226,7 @@ def test_the_fewest_machines_stay_and_one_of_no_launcher_too() -> None:
     cluster, launcher = play(script, terms=LaunchTerms("x", kind="h200", min=1))
     assert (cluster.drained, launcher.released) == ([], [])
     assert {event.device.id for event in cluster.posted if isinstance(event, DeviceJoined)} == {"n0.gpu0", "by-hand.gpu0"}
-    assert cluster.pools.makes("n0") and not cluster.pools.makes("by-hand")
+    assert not cluster.pools.may_end("n0") and not cluster.pools.may_end("by-hand")
 
 
 def test_a_machine_that_died_is_asked_for_again_and_a_launcher_that_fails_is_heard() -> None:

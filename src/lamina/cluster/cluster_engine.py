@@ -196,9 +196,9 @@ class ClusterEngine(CompositeEngine):
                 pass
 
     def _join(self, node: RemoteEngine) -> None:
-        launched = self.pools.makes(node.node)
+        self.pools.joined(node.node, node.devices)
+        launched = self.pools.may_end(node.node)
         devices = [replace(device, launched=launched) for device in node.devices]
-        self.pools.joined(node.node, devices)
         for device in devices:
             self._post(DeviceJoined(device))
         for name, found in node.found_instances():

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lamina.cluster.launchers import Launcher, LaunchTerms
 from lamina.core.actions import AddDevice, ReleaseDevice
@@ -105,9 +106,10 @@ class NodePools:
 
     # ------------------------------------------------------------------------- nodes
 
-    def makes(self, node: str) -> bool:
-        """Whether a launcher has made a node, and can end it."""
-        return self._pool_of(node) is not None
+    def may_end(self, node: str) -> bool:
+        """Whether a launcher has made a node that has joined, and may end it: its pool has more than the fewest."""
+        found = self._pool_of(node)
+        return found is not None and found[1].may_release()
 
     def joined(self, node: str, devices: Sequence[DeviceSpec]) -> None:
         self._devices[node] = {device.id: device for device in devices}
@@ -141,7 +143,7 @@ class NodePools:
                 spec = self._devices[node][device]
                 if spec.kind == kind:
                     returned.discard(device)
-                    self._rejoin(spec)
+                    self._rejoin(node, spec)
                     return
         for _, pool in self._pools:
             if pool.serves(kind) and pool.request(clock_us()):
@@ -176,11 +178,13 @@ class NodePools:
 
     def _keep(self, node: str) -> None:
         """Take what was given back into service again: this node does not go."""
+        devices = self._devices[node]
         for device in sorted(self._returned.pop(node, ())):
-            self._rejoin(self._devices[node][device])
+            self._rejoin(node, devices[device])
 
-    def _rejoin(self, spec: DeviceSpec) -> None:
-        asyncio.get_running_loop().call_soon(self._post, DeviceJoined(spec))  # the controller is in the middle of an event
+    def _rejoin(self, node: str, spec: DeviceSpec) -> None:
+        joined = DeviceJoined(replace(spec, launched=self.may_end(node)))
+        asyncio.get_running_loop().call_soon(self._post, joined)  # the controller is in the middle of an event
 
     async def _end(self, launcher: Launcher, node: str) -> None:
         try:

@@ -295,7 +295,7 @@ class FrontierAutoscaler:
                 self._requested[kind] = now_us
                 yield RequestDevice(kind)
             extra = [name for name in mine if view.devices[name].spec.launched]
-            if extra and total < RETURN_AT * (len(mine) - 1):
+            if extra and total < RETURN_AT * (len(mine) - 1) and not _is_required(view, view.devices[extra[-1]]):
                 last = view.devices[extra[-1]]
                 for instance_id in list(last.instances):
                     yield UnloadInstance(instance_id)
@@ -310,6 +310,18 @@ def _suited(view: View, function: FunctionState) -> Iterator[Device]:
     for device in view.devices.values():
         if function.spec.fits_family(device.spec.family):
             yield device
+
+
+def _is_required(view: View, device: Device) -> bool:
+    """Whether a function has no more instances than it must, and one of them is there, or could not be elsewhere yet."""
+    return any(
+        len(function.instances) < function.spec.scale.min
+        or (
+            len(function.instances) == function.spec.scale.min
+            and any(instance.device == device.spec.id for instance in function.instances.values())
+        )
+        for function in view.functions.values()
+    )
 
 
 def _is_roomy(function: FunctionState, device: Device) -> bool:
