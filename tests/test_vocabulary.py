@@ -34,7 +34,7 @@ WHERE = {
     "graph capture": "gpu/graph_capture.py",
     "hang detector": "gpu/hang_detector.py",
     "weight cache": "gpu/weight_cache.py",
-    "evict": "gpu/weight_cache.py",
+    "evict": "kernels/buffer_cache.py",
     "recovery": "durable/recovery.py",
     "triggers": "state/triggers.py",
     "router": "gateway/routes/router.py",

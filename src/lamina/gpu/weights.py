@@ -16,6 +16,7 @@ from typing import Any
 
 from lamina.gpu.driver import OUT_OF_MEMORY, CudaDriver, CudaError
 from lamina.gpu.weight_cache import NoDeviceMemory, WeightCache
+from lamina.kernels.buffer_cache import copy_time_us
 
 _ALIGN = 512
 LEAST_PIECE_BYTES, MOST_PIECES = 4 << 20, 16
@@ -23,9 +24,6 @@ LEAST_PIECE_BYTES, MOST_PIECES = 4 << 20, 16
 
 MOST_COPIED_BYTES = 64 << 20
 """Of tensors a module has beside its weights, for a second thread."""
-
-_COPY_BYTES_PER_US = 55_000
-_FIXED_US = 300.0
 
 
 class _AtAddress:
@@ -132,7 +130,7 @@ class WeightStore:
         """Bring a block to the device, if it is not there. Returns at once; its users wait for `arrived`."""
         if block.pages:
             return
-        for key in self.cache.place(block.key, block.room, block.size / _COPY_BYTES_PER_US + _FIXED_US):
+        for key in self.cache.place(block.key, block.room, copy_time_us(block.size)):
             self._unmap(self.blocks[key])
         try:
             block.pages = self._pages(block)
