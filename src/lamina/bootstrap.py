@@ -26,7 +26,7 @@ from lamina.core.policy import DispatchRole
 from lamina.drivers.engine import EngineShared, TargetSource
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.engines.composite import CompositeEngine
-from lamina.engines.cpu import CpuEngine
+from lamina.engines.cpu import CallBuffers, CpuEngine
 from lamina.engines.emulated import EmulatedEngine, EmulatedValues
 from lamina.engines.gpu import GpuEngine
 from lamina.engines.in_process import InProcessEngine
@@ -38,6 +38,7 @@ from lamina.gpu import discovery
 from lamina.gpu.mps import MpsSlicer
 from lamina.gpu.slice_mode import SliceMode, uses_soft_slices
 from lamina.gpu.slicers import back_end, open_slicer
+from lamina.kernels.buffer_store import BufferStore
 from lamina.plugins import DEFAULT_POLICY
 from lamina.policies import new_controller
 from lamina.predict import device_presets, online, profile
@@ -78,6 +79,7 @@ class ServingRuntime:
     state: StateTable = field(default_factory=lambda: StateTable(""))  #: of the state that functions keep
     reprofiler: IdleReprofiler | None = None  #: looks after profiles that no longer hold
     shadow_runner: ShadowRunner | None = None  #: for batches of measurements
+    buffers: BufferStore = field(default_factory=BufferStore)  #: by key, of tenants
 
     async def start(self) -> None:
         await self.driver.start(self.app.deployed())
@@ -103,6 +105,7 @@ def open_local(
     cluster: ClusterOptions | None = None,
     app: App | None = None,
     log_level: str = "INFO",
+    buffers: Path | None = None,
 ) -> ServingRuntime:
     """Runtime on this machine: CPU cores in worker processes, and the GPUs that `gpu` names ("auto": those there are), in slices
     that have SMs of their own or share all of them (see `Slices`).
@@ -114,6 +117,7 @@ def open_local(
     `environment` is added to that of the app's functions; `tenant_users` are the users that functions of tenants run as.
     No batch of a known length counts as hung before `hang_floor_us`. With `cluster`, agents of other machines may join. `app` is
     the app at that path, where it is loaded already; from `log_level` on it is shown what functions log.
+    Buffers that kernel graphs name by key are kept in a folder below `buffers`; without it, until the server ends.
     """
     app = app or load_app(app_path)
     known = read_profiles(app_path, profiles)
@@ -128,7 +132,14 @@ def open_local(
     state = StateTable(app.name, call_lookup(controller), shared.source)
     limits = _shm_limits(memory_bytes)
     isolation = ProcessIsolation(tenant_users)
-    engine = _open_engines(app, app_path, cores, gpus, state, shared, isolation, table if probe else None, limits)
+    call_of = call_lookup(controller)
+
+    def tenant_of(call_id: str) -> str:
+        call = call_of(call_id)
+        return call.tenant if call is not None else ""
+
+    held = CallBuffers(BufferStore(buffers / f"{app.name}.buffers" if buffers is not None else None), tenant_of)
+    engine = _open_engines(app, app_path, cores, gpus, state, shared, isolation, table if probe else None, limits, held)
     if cluster is not None:
         engine = ClusterEngine(
             engine, cluster.listen, app_path, state, cluster.pack, local=cluster.local_devices, pools=cluster.pools
@@ -141,7 +152,7 @@ def open_local(
     reprofiler = None
     if probe and shadow_runner is not None:
         reprofiler = IdleReprofiler(driver, predictor, shadow_runner, lambda: samples_of(app, app_path))
-    return ServingRuntime(app, driver, state, reprofiler, shadow_runner)
+    return ServingRuntime(app, driver, state, reprofiler, shadow_runner, held.store)
 
 
 def open_agent(
@@ -208,6 +219,7 @@ def _open_engines(
     isolation: ProcessIsolation,
     probe: ProfileTable | None,
     limits: WorkerLimits,
+    buffers: CallBuffers,
 ) -> CompositeEngine:
     """Engines of this machine's devices. With `probe`, functions without a profile there are timed when they are loaded."""
     isolated, mps = _isolate(app, gpus)
@@ -228,6 +240,7 @@ def _open_engines(
         shared=shared,
         isolation=isolation,
         probes_deployed=probe is not None,
+        buffers=buffers,
     )
     environment = dict(mps.daemon.environment) if mps is not None else {}
     gpu_engines = [

@@ -159,7 +159,7 @@ def path_of(table: Table, route: str, tenant: str) -> str:
         "call": table.runs.get(tenant, "0" * 24),
         "graph": table.graphs[tenant],
     }
-    path = route.partition(" ")[2]
+    path = route.partition(" ")[2].replace("{buffer*}", "b?dtype=uint8&shape=2" if route.startswith("PUT") else "b")
     if "{key*}" in path or path == "/v1/state":
         path = path.replace("{key*}", "k") + f"?app={names['app']}"
     return re.sub(r"\{(\w+)\}", lambda found: names[found[1]], path)
@@ -177,7 +177,10 @@ async def ask_http(table: Table, listener: str, route: str, token: str, tenant: 
     if method == "PUT" and "/apps/" in path:
         body = zipped({"app.py": (SOURCE + GRAPH).format(name=tenant or "tested").encode()})
         headers |= {"lamina_sha256": app_package.sha256_hex(body), "lamina_entry": "app.py"}
-    if method == "DELETE":
+    if "{buffer*}" in route and method != "PUT":  # which has one owner: the caller's tenant
+        for owner in (OURS, ""):
+            await ask_http(table, listener, "PUT /v1/buffers/{buffer*}", table.tokens[owner, "invoke"], owner)
+    elif method == "DELETE":
         await ask_http(table, listener, route.replace("DELETE", "PUT"), table.tokens[tenant, "invoke"], tenant)
     async with Browser(port) as browser:
         return await browser.ask(method, path, body, "application/json", **headers)

@@ -80,7 +80,6 @@ def test_a_graph_is_a_function_like_any_other(classify: KernelGraphFunction):
         ({"pixels": {"key": "../x"}}, "pixels: key"),
         ({"pixels": {"kee": "x"}}, "an object with kee"),
         ({"pixels": [[0, 1], [5, 2]], "weights": [1]}, 'weights: list where {"key": ...} is taken'),
-        ({"pixels": {"key": "x"}}, "no data layer here"),
     ],
 )
 def test_a_request_that_does_not_fit_is_told_buffer_value_and_what_to_do(classify: KernelGraphFunction, given: Any, said: str):

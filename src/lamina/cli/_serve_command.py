@@ -73,8 +73,10 @@ def serve(config: ServerConfig) -> int:
             os.environ.setdefault("LAMINA_URL", config.listen.url)
         app_path = _app_path(config.source)
         users, level = parse_users(config.access.tenant_users), config.observe.log_level.upper()
-        runtime = _open_runtime(config.engine, config.agents, app_path, config.listen.memory_bytes, users, level)
         place = config.store.place
+        is_file = place != "none" and "://" not in (place or "")
+        buffers = Path(place or default_location(app_path, "")).parent if is_file else None  # beside the store
+        runtime = _open_runtime(config.engine, config.agents, app_path, config.listen.memory_bytes, users, level, buffers)
         store = None if place == "none" else open_store(place or default_location(app_path, runtime.app.name))
         others = adopt_orphans()
         try:
@@ -114,6 +116,7 @@ def _open_runtime(
     memory_bytes: int,
     tenant_users: tuple[int, int],
     log_level: str,
+    buffers: Path | None,
 ) -> ServingRuntime:
     """Runtime with app, policy and engine."""
     from lamina import bootstrap, policies
@@ -135,6 +138,7 @@ def _open_runtime(
             tenant_users=tenant_users,
             cluster=None if listen is None else _cluster(listen, agents),
             log_level=log_level,
+            buffers=buffers,
         )
     if listen is not None:
         raise BadValue("--agents: emulated devices have no agents", hint="leave out --emulate")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct, structs
 
+from lamina import encoding
 from lamina.core.actions import Load, StartBatch
 from lamina.core.events import Heartbeat, InstanceLost
 from lamina.drivers.engine import EngineShared
@@ -16,10 +17,11 @@ from lamina.drivers.timer import clock_us
 from lamina.engines.inflight import InFlightBatch
 from lamina.engines.isolation import ProcessIsolation
 from lamina.engines.process_engine import InstanceHandle, ProcessEngine, WorkerLimits
-from lamina.errors import Conflict, LaminaError
+from lamina.errors import BadValue, Conflict, LaminaError, NotFound
 from lamina.ipc.child_process import ChildProcess, ChildProcesses, ProcessSpec, exit_reason
 from lamina.ipc.confinement import Confinement
 from lamina.ipc.framing import FrameError, pack
+from lamina.kernels.buffer_store import BufferStore, StoredBuffer
 from lamina.state.kv_state import StateAccess, StateTable
 from lamina.types import DeviceSpec
 from lamina.values.references import ErrorInfo, ReleaseSlots, ShmRef
@@ -29,6 +31,9 @@ from lamina.worker.main import WorkerSetup
 from lamina.worker.protocol import (
     BatchDone,
     BatchHeartbeat,
+    BufferAnswer,
+    BufferRead,
+    BufferWrite,
     CancelStream,
     CommitResult,
     FromWorker,
@@ -49,6 +54,18 @@ WORKER = "lamina.worker.main"
 
 STREAM_HEARTBEAT_S = 0.5
 """How often the controller hears of a function that yields."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallBuffers:
+    """Buffers by key for functions: `tenant_of` says whose call it is that they serve."""
+
+    store: BufferStore
+    tenant_of: Callable[[str], str]
+
+
+def _told(error: LaminaError) -> ErrorInfo:
+    return ErrorInfo(type(error).__name__, error.message, hint=error.hint)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -126,6 +143,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         shared: EngineShared | None = None,
         isolation: ProcessIsolation | None = None,
         probes_deployed: bool = False,
+        buffers: CallBuffers | None = None,
     ) -> None:
         limits = limits or WorkerLimits()
         self.isolation = isolation or ProcessIsolation()
@@ -137,6 +155,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         self._probes_deployed = probes_deployed  #: what is deployed later is timed too, each version once
         self._probed: set[tuple[str, str]] = set()
         self._state: StateAccess = state or StateTable("")
+        self._buffers = buffers
         self._processes = ChildProcesses()
         self._affinity = GatewayAffinity()
 
@@ -151,7 +170,10 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         isolated = self.isolated.get(action.function)
         end_client = self._end_client if isolated is not None else None
         source, folder = self.shared.source(action.function), self.references.directory.path
-        confinement = self.isolation.confinement(source, self.shared.spec_of(action.function), action.instance, (folder,))
+        shown: tuple[str, ...] = (folder,)
+        if source.user and self._buffers is not None:
+            shown = (folder, str(self._buffers.store.folder_of(source.tenant, source.user)))
+        confinement = self.isolation.confinement(source, self.shared.spec_of(action.function), action.instance, shown)
         slots = self.references.add_worker(confinement.user)
         worker = WorkerHandle(action, slots=slots, confinement=confinement, end_client=end_client)
         self._instances[action.instance] = worker
@@ -252,6 +274,8 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         await super().stop(grace_s)
         self.references.close()
         self.isolation.close()
+        if self._buffers is not None:
+            self._buffers.store.close()
 
     # -------------------------------------------------------------------- batches
 
@@ -300,6 +324,8 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
                 self._on_heartbeat(worker.batches.get(frame.batch_id))
             case StateRead():
                 self._answer_state_read(worker, frame)
+            case BufferRead() | BufferWrite():
+                self._answer_buffer(worker, frame)
 
     def _on_stream_chunk(self, worker: WorkerHandle, chunk: ResultChunk) -> None:
         """Forward one chunk of a streamed answer. It is proof of life: the controller gets a heartbeat now and then."""
@@ -329,6 +355,58 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
     def _deliver(self, batch: WorkerBatch, done: BatchDone) -> None:
         slots = batch.worker.slots
         self._on_results(batch, done, slots, lambda ref: slots.free(ref.slot))
+
+    # --------------------------------------------------------------------- buffers
+
+    def _answer_buffer(self, worker: WorkerHandle, asked: BufferRead | BufferWrite) -> None:
+        """Answer a request for a buffer. Which tenant's it is, is known from the job, whatever the worker says."""
+        batch = worker.batches.get(asked.batch_id)
+        job = next((job for job in batch.action.jobs if job.id == asked.job_id), None) if batch is not None else None
+        if job is None:
+            raise FrameError(f"a buffer for job {asked.job_id} in batch {asked.batch_id}, which it does not have")
+        value = asked.value if isinstance(asked, BufferWrite) else b""
+        if isinstance(value, ShmRef) and (value.owner != worker.slots.owner or not self.references.directory.has_slot(value)):
+            raise FrameError("a buffer from a slot that is not its own")
+        try:
+            if self._buffers is None:
+                raise BadValue("key: there is no data layer here", hint="functions on this machine reach none")
+            tenant, owner = self._buffers.tenant_of(job.call_id), self.shared.source(worker.load.function).tenant
+            if worker.confinement.user and tenant != owner:
+                raise NotFound(f"no buffer under key {asked.key[:80]!r}", hint="functions of a tenant reach that tenant's alone")
+            if isinstance(asked, BufferRead):
+                stored = self._buffers.store.find(tenant, asked.key)
+                if worker.confinement.user:
+                    self._buffers.store.show(stored, worker.confinement.user)
+                worker.send(BufferAnswer(stored.path, stored.digest))
+            else:
+                self._write_buffer(worker, tenant, asked)
+        except LaminaError as error:
+            worker.send(BufferAnswer(error=_told(error)))
+
+    def _write_buffer(self, worker: WorkerHandle, tenant: str, asked: BufferWrite) -> None:
+        """Keep an array, in a thread; the worker waits, and its slot is its own until it is answered."""
+        assert self._buffers is not None
+        store, value = self._buffers.store, asked.value
+
+        def write() -> StoredBuffer:
+            array = encoding.decode(self.references.reader.view(value) if isinstance(value, ShmRef) else value)
+            if not hasattr(array, "dtype"):
+                raise BadValue(f"key: {type(array).__name__} is no array", hint="only arrays are kept under keys")
+            return store.write(tenant, asked.key, array.dtype.name, tuple(array.shape), array.tobytes())
+
+        def done(written: asyncio.Future[StoredBuffer]) -> None:
+            answer = BufferAnswer()
+            try:
+                store.commit(written.result())
+            except LaminaError as error:
+                answer = BufferAnswer(error=_told(error))
+            except Exception as error:
+                log.exception("a buffer of %s could not be written", worker.load.function)
+                answer = BufferAnswer(error=ErrorInfo("LaminaError", f"the buffer could not be kept: {type(error).__name__}"))
+            if worker.load.instance in self._instances:
+                worker.send(answer)
+
+        self._loop.run_in_executor(None, write).add_done_callback(done)
 
     # ---------------------------------------------------------------------- state
 

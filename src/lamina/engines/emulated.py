@@ -62,7 +62,7 @@ class EmulatedValues(RunValues):
 
 class EmulatedEngine:
     """Engine of devices that take time. With `weights_mib`, by function, each device has `cache_mib` for weights: a batch whose
-    weights are not there brings them first, by the rule and at the cost of a GPU's weight cache, and one that finds no room waits."""
+    weights are not there brings them first, by the rule and at the cost of a GPU, and one that finds no room waits."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ from lamina.gateway.routes.calls import CallHandler
 from lamina.gateway.routes.codec_pool import CodecPool
 from lamina.gateway.routes.cold_start_grace import ColdStartGrace
 from lamina.gateway.routes.explain import ExplainRoutes, SampledRefusals
-from lamina.gateway.routes.kernels import KernelRoutes
+from lamina.gateway.routes.kernels import BufferRoutes, KernelRoutes
 from lamina.gateway.routes.openapi import document
 from lamina.gateway.routes.problems import caller_problem, ending_problem, parse_error_body
 from lamina.gateway.routes.request_options import OWN_HEADERS
@@ -180,7 +180,7 @@ class Gateway:
             runs=run_routes,
             codecs=codecs,
         )
-        routes |= KernelRoutes(self.targets, call_handler).routes
+        routes |= KernelRoutes(self.targets, call_handler).routes | BufferRoutes(runtime.buffers).routes
         self.router = Router(
             loop,
             self.targets,

@@ -21,6 +21,7 @@ from lamina.sdk.context import context
 from lamina.sdk.cron import parse_cron
 from lamina.sdk.function import Function
 from lamina.sdk.kernel_graph import KernelGraphFunction
+from lamina.sdk.loaded_kernel_graph import InMemoryBuffers
 from lamina.sdk.resources import CPU, GPU, SLO, Quota, Scale, checked_bool, checked_int, checked_objective
 from lamina.sdk.torch_model import TorchModel
 from lamina.sdk.triggers import Trigger, bind_trigger, checked_overlap
@@ -111,6 +112,7 @@ class App:
         self.workflows: dict[str, Workflow[..., Any]] = {}
         self.triggers: list[Trigger] = []
         self.local_state = InMemoryState()  #: state of this process; a server has its own
+        self.local_buffers = InMemoryBuffers()  #: by key, of this process: for kernel graphs that are called with `.local`
         self._url = ""  #: of the server that calls of this process go to; "": the one at `LAMINA_URL`
         self._clients: dict[tuple[str, str], Client] = {}
         self._async_clients: WeakKeyDictionary[AbstractEventLoop, dict[tuple[str, str], _OpenClient]] = WeakKeyDictionary()

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar, Unpack, cast
+from urllib.parse import quote
 
 from lamina.errors import LaminaError, Unreachable
 from lamina.sdk.binding import NOTHING
@@ -131,6 +132,25 @@ class AsyncClient:
     async def workflows(self) -> Any:
         """The list at /v1/workflows."""
         return await self.drive(self._protocol.read("/v1/workflows"))
+
+    async def kernels(self) -> Any:
+        """The list at /v1/kernels: kernel graphs by content hash."""
+        return await self.drive(self._protocol.read("/v1/kernels"))
+
+    async def buffers(self, prefix: str = "") -> Any:
+        """Buffers of this tenant whose keys begin so: the list at /v1/buffers."""
+        return await self.drive(self._protocol.read(f"/v1/buffers?prefix={quote(prefix, safe='')}"))
+
+    async def put_buffer(self, key: str, array: Any) -> Any:
+        """Keep an array under a key, for kernel graphs to read."""
+        return await self.drive(self._protocol.buffer("PUT", key, array))
+
+    async def get_buffer(self, key: str) -> Any:
+        """The array under a key."""
+        return await self.drive(self._protocol.buffer("GET", key))
+
+    async def delete_buffer(self, key: str) -> None:
+        await self.drive(self._protocol.buffer("DELETE", key))
 
     async def health(self) -> Any:
         return await self.drive(self._protocol.read("/healthz"))

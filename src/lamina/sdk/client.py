@@ -199,6 +199,25 @@ class Client:
         """History of a call or run that the server still remembers: its batches, and which rule delayed or rejected it."""
         return self.drive(self._protocol.read(f"/v1/explain/{quote(call_id, safe='')}"))
 
+    def kernels(self) -> Any:
+        """The list at /v1/kernels: kernel graphs by content hash."""
+        return self.drive(self._protocol.read("/v1/kernels"))
+
+    def buffers(self, prefix: str = "") -> Any:
+        """Buffers of this tenant whose keys begin so: the list at /v1/buffers."""
+        return self.drive(self._protocol.read(f"/v1/buffers?prefix={quote(prefix, safe='')}"))
+
+    def put_buffer(self, key: str, array: Any) -> Any:
+        """Keep an array under a key, for kernel graphs to read."""
+        return self.drive(self._protocol.buffer("PUT", key, array))
+
+    def get_buffer(self, key: str) -> Any:
+        """The array under a key."""
+        return self.drive(self._protocol.buffer("GET", key))
+
+    def delete_buffer(self, key: str) -> None:
+        self.drive(self._protocol.buffer("DELETE", key))
+
     def health(self) -> Any:
         return self.drive(self._protocol.read("/healthz"))
 

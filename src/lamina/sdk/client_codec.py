@@ -295,6 +295,14 @@ def read_request(server: ServerAddress, path: str) -> ClientRequest:
     return ClientRequest("GET", f"{server.base}{path}", server.headers())
 
 
+def buffer_request(server: ServerAddress, method: str, key: str, array: Any = None) -> ClientRequest:
+    """A request about the buffer under a key."""
+    headers, body = server.headers() | {"accept": VALUE}, b""
+    if array is not None:
+        headers["content-type"], body = VALUE, encoding.encode(array)
+    return ClientRequest(method, f"{server.base}/v1/buffers/{quote(key, safe='/')}", headers, body)
+
+
 def run_request(
     server: ServerAddress, id: str, verb: str, method: str = "GET", query: Mapping[str, Any] | None = None
 ) -> ClientRequest:

@@ -106,6 +106,10 @@ class ClientProtocol:
         """What is at a path."""
         return (yield from value_of(client_codec.read_request(self.server, path)))
 
+    def buffer(self, method: str, key: str, array: Any = None) -> Exchange[Any]:
+        """Put, get or delete the buffer under a key."""
+        return (yield from value_of(client_codec.buffer_request(self.server, method, key, array)))
+
     # ------------------------------------------------------------------- runs
 
     def start(self, name: str, inputs: Inputs, options: CallOptions, key: str) -> Exchange[str]:

@@ -152,7 +152,7 @@ class Function(RemoteTarget[P, R]):
 
     def _run_one(self, inputs: dict[str, Any]) -> Any:
         with self._lock, plain_python(), self.app.transaction() as changes:
-            with active_context(BatchContext(units=self.spec.cores, transaction=changes)):
+            with active_context(BatchContext(units=self.spec.cores, transaction=changes, buffers=self.app.local_buffers)):
                 if self._local is None:
                     self._local = self.open()
                 result = self._local.run([inputs])[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from lamina.errors import BadValue, did_you_mean
+from lamina.errors import BadValue, NotFound, did_you_mean
 from lamina.kernels.graph import Buffer, KernelGraph
 from lamina.kernels.host_run import HostGraph, stack_rows
 from lamina.kernels.validation import KernelPlan, checked_key
@@ -33,6 +33,21 @@ class BufferAccess(Protocol):
         ...
 
     def write(self, request: int, key: str, array: Any) -> None: ...
+
+
+class InMemoryBuffers:
+    """Buffers of this process alone: for tests, notebooks and whatever runs outside of a server."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, Any] = {}
+
+    def read(self, request: int, key: str) -> Any:
+        if key not in self._arrays:
+            raise NotFound(f"no buffer under key {key!r}", hint="app.local_buffers.write(0, key, array) puts one there")
+        return self._arrays[key]
+
+    def write(self, request: int, key: str, array: Any) -> None:
+        self._arrays[checked_key(key)] = array.copy()
 
 
 class BoundRequest:

@@ -27,13 +27,13 @@ import msgspec
 from msgspec import Struct
 
 from lamina import encoding
-from lamina.errors import LaminaError, UnknownTarget
+from lamina.errors import BadValue, LaminaError, NotFound, UnknownTarget
 from lamina.ipc.confinement import Confinement, enter
 from lamina.ipc.framing import FrameChannel, StopProcess
 from lamina.sdk.app_state import RefusedTransaction, StateCell, StateKey, Transaction
 from lamina.sdk.context import BatchContext, active_context
 from lamina.sdk.spans import InnerSpan
-from lamina.values.references import ErrorInfo, ReleaseSlots, ShmRef, Stored
+from lamina.values.references import DeviceRef, ErrorInfo, ReleaseSlots, ShmRef, Stored
 from lamina.values.shm import ShmPool, ShmReader
 from lamina.worker.cpu_affinity import WorkerAffinity
 from lamina.worker.job_codec import decode_arguments, encode_results, error_info
@@ -42,6 +42,9 @@ from lamina.worker.output_tags import finish_tagged_output, show_logging, tag_ou
 from lamina.worker.protocol import (
     BatchDone,
     BatchHeartbeat,
+    BufferAnswer,
+    BufferRead,
+    BufferWrite,
     CancelStream,
     CommitResult,
     ResultChunk,
@@ -55,6 +58,7 @@ from lamina.worker.protocol import (
 )
 
 if TYPE_CHECKING:
+    from lamina.kernels.buffer_store import MappedBuffers
     from lamina.sdk.function import Function
     from lamina.sdk.runner import Runner
 
@@ -62,6 +66,9 @@ _PR_SET_PDEATHSIG = 1
 
 HEARTBEAT_EVERY_S = 0.05
 """Minimum distance of heartbeats, however often code reports."""
+
+MAPPED_BYTES = 4 * 2**30
+"""Of buffers that stay mapped in a worker. The system drops what it needs the memory of, and reads it again."""
 
 MAX_TRIES = 16
 """Of a step that finds what it has read out of date. Each time another step has committed, so it ends."""
@@ -111,12 +118,52 @@ class BatchChannel:
             answer: StateValue = self._channel.wait_for(StateValue)
             return answer.cell
 
+    def read_buffer(self, job_id: int, key: str) -> tuple[str, str]:
+        """File and digest of a buffer under a key of the tenant of that job."""
+        with self._lock:
+            self._channel.send(BufferRead(self._batch_id, job_id, key))
+            return _checked_answer(self._channel.wait_for(BufferAnswer))
+
+    def write_buffer(self, job_id: int, key: str, value: bytes | ShmRef) -> None:
+        with self._lock:
+            self._channel.send(BufferWrite(self._batch_id, job_id, key, value))
+            _checked_answer(self._channel.wait_for(BufferAnswer))
+
     def changes(self, results: Sequence[object], can_rerun: bool) -> StateChanges | None:
         """State changes to apply with the result; none if there is nothing, or if the step failed."""
         made = self.transaction
         if not (made.reads or made.ops) or any(isinstance(result, ErrorInfo) for result in results):
             return None
         return StateChanges([(*place, version) for place, version in made.reads.items()], made.ops, can_rerun)
+
+
+def _checked_answer(answer: BufferAnswer) -> tuple[str, str]:
+    if answer.error is not None:
+        kind = NotFound if answer.error.type == NotFound.__name__ else BadValue
+        raise kind(answer.error.message, hint=answer.error.hint)
+    return answer.path, answer.digest
+
+
+class BatchBuffers:
+    """Buffers by key for the requests of one batch: the gateway knows whose they are, and where they lie."""
+
+    def __init__(
+        self, link: BatchChannel, batch: RunBatch, places: Sequence[int], mapped: Callable[[], MappedBuffers], pool: ShmPool
+    ) -> None:
+        self._link, self._mapped, self._pool = link, mapped, pool
+        self._jobs = [batch.jobs[place].job_id for place in places]
+
+    def read(self, request: int, key: str) -> Any:
+        return self._mapped().open(*self._link.read_buffer(self._jobs[request], key))
+
+    def write(self, request: int, key: str, array: Any) -> None:
+        (value,) = encode_results(self._pool, [array])
+        assert isinstance(value, bytes | ShmRef) and not isinstance(value, DeviceRef)
+        try:
+            self._link.write_buffer(self._jobs[request], key, value)
+        finally:
+            if isinstance(value, ShmRef):
+                self._pool.free(value.slot)
 
 
 def must_rerun(channel: FrameChannel, done: BatchDone) -> bool:
@@ -142,6 +189,7 @@ class FunctionWorker:
         self._reader = ShmReader(setup.folder)
         self._function = setup.function
         self._spans: list[InnerSpan] = []  #: of the batch that runs
+        self._mapped_buffers: MappedBuffers | None = None  #: once there are any
 
     def serve(self, wake: int) -> None:
         """Serve until the socket ends, StopProcess comes, or a signal makes `wake` readable and sets `leaving`."""
@@ -212,12 +260,19 @@ class FunctionWorker:
         emit = self._emit_for(batch) if batch.jobs[0].is_streaming else None
         context = BatchContext(
             *(units, len(calls), call_ids, self._device, 0, ends_s, link.heartbeat, link.transaction),
-            *(batch.jobs, self._spans, self._function),
+            *(batch.jobs, self._spans, self._function, BatchBuffers(link, batch, list(calls), self._mapped, self._pool)),
         )
         with active_context(context), attach_trace(context):
             for index, output in zip(calls, self._outputs(list(calls.values()), emit), strict=True):
                 outputs[index] = output
         return encode_results(self._pool, outputs)
+
+    def _mapped(self) -> MappedBuffers:
+        if self._mapped_buffers is None:
+            from lamina.kernels.buffer_store import MappedBuffers
+
+            self._mapped_buffers = MappedBuffers(MAPPED_BYTES)
+        return self._mapped_buffers
 
     def _emit_for(self, batch: RunBatch) -> Callable[[Any], bool]:
         """Sender of stream chunks; it returns false when the client is gone. Functions that yield have one call in a batch."""

@@ -100,8 +100,33 @@ class CommitResult(Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     must_rerun: bool
 
 
-ToWorker = RunBatch | ReleaseSlots | StopProcess | CancelStream | StateValue | CommitResult
-FromWorker = WorkerReady | WorkerLoadFailed | BatchDone | ResultChunk | BatchHeartbeat | StateRead
+class BufferRead(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=34):
+    """Request for a buffer under a key of the tenant of this job. Answered by `BufferAnswer`; the worker waits for it."""
+
+    batch_id: Natural
+    job_id: int
+    key: str
+
+
+class BufferWrite(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=35):
+    """Request to keep an encoded array under a key of the tenant of this job; answered likewise."""
+
+    batch_id: Natural
+    job_id: int
+    key: str
+    value: bytes | ShmRef
+
+
+class BufferAnswer(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=36):
+    """Where a buffer is, or why there is none."""
+
+    path: str = ""
+    digest: str = ""
+    error: ErrorInfo | None = None
+
+
+ToWorker = BufferAnswer | RunBatch | ReleaseSlots | StopProcess | CancelStream | StateValue | CommitResult
+FromWorker = WorkerReady | WorkerLoadFailed | BatchDone | ResultChunk | BatchHeartbeat | StateRead | BufferRead | BufferWrite
 
 
 def from_worker_reader() -> FrameReader[FromWorker]:

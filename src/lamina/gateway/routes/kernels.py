@@ -1,18 +1,31 @@
-"""Routes of kernel graphs, `/v1/kernels`: graphs by content hash, called without knowing which app registered them."""
+"""Routes of kernel graphs, `/v1/kernels`, and of the buffers they name by key, `/v1/buffers`.
+
+Graphs are found by content hash, and called without knowing which app registered them. Buffers are the caller's tenant's: put,
+read and deleted by key. Files are written and read in threads: the loop never waits for a disk.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from lamina import encoding
 from lamina.access.authorization import Grant
-from lamina.errors import NotFound
+from lamina.errors import BadValue, NotFound
+from lamina.gateway.routes import http_codec
 from lamina.gateway.routes.calls import CallHandler
+from lamina.gateway.routes.problems import answered
 from lamina.gateway.routes.targets import CallTarget, TargetRegistry
+from lamina.kernels.buffer_store import BufferStore, StoredBuffer, check_array, read_data
+from lamina.kernels.validation import checked_key
 from lamina.sdk.tensors import Port
 from lamina.server.exchange import Exchange, HttpRequest
+
+T = TypeVar("T")
+MAX_LISTED = 1_000
 
 
 class KernelRoutes:
@@ -41,6 +54,89 @@ class KernelRoutes:
         if not found or not graph:
             raise NotFound(f"no kernel graph {graph[:80]!r}", hint="GET /v1/kernels lists those that are registered")
         return max(found, key=lambda one: one.tenant == grant.tenant)
+
+
+class BufferRoutes:
+    """Routes of buffers. A body is the array itself in C order, with its dtype and shape behind the `?`; or an encoded value."""
+
+    def __init__(self, store: BufferStore) -> None:
+        self._store = store
+        self.routes: dict[str, Callable[..., None]] = {
+            "GET /v1/buffers": self._list,
+            "GET /v1/buffers/{buffer*}": self._get,
+            "PUT /v1/buffers/{buffer*}": self._put,
+            "DELETE /v1/buffers/{buffer*}": self._delete,
+        }
+
+    def _list(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
+        query = http_codec.parse_query(request, ("prefix", "after"))
+        found = [one for one in self._store.list(grant.tenant, query.get("prefix", "")) if one.key > query.get("after", "")]
+        more = found[MAX_LISTED - 1].key if len(found) > MAX_LISTED else None
+        exchange.respond(200, msgspec.json.encode({"buffers": [_shown(one) for one in found[:MAX_LISTED]], "next": more}))
+
+    def _get(self, request: HttpRequest, exchange: Exchange, grant: Grant, key: str) -> None:
+        stored = self._store.find(grant.tenant, key)
+        as_value = http_codec.VALUE in request.header(b"accept")
+
+        def respond(data: bytes) -> None:
+            about = f'etag: "{stored.digest}"\r\nlamina-dtype: {stored.dtype}\r\n'
+            about += f"lamina-shape: {','.join(map(str, stored.shape))}\r\n"
+            exchange.respond(200, data, http_codec.VALUE if as_value else http_codec.BYTES, about.encode())
+
+        self._in_thread(exchange, lambda: _encoded(stored) if as_value else read_data(stored), respond)
+
+    def _put(self, request: HttpRequest, exchange: Exchange, grant: Grant, key: str) -> None:
+        http_codec.check_encoding(request)
+        kind = request.header(b"content-type").partition(b";")[0].strip().lower()
+        query = http_codec.parse_query(request, ("dtype", "shape"))
+        dtype, shape, body, tenant = query.get("dtype", ""), _shape(query.get("shape", "")), request.body, grant.tenant
+        if kind != http_codec.VALUE:
+            check_array(dtype, shape, len(body))
+        self._store.check_room(tenant, checked_key(key), len(body))
+
+        def write() -> StoredBuffer:
+            if kind != http_codec.VALUE:
+                return self._store.write(tenant, key, dtype, shape, body)
+            array = encoding.decode(body)
+            if not hasattr(array, "dtype"):
+                raise BadValue(f"body: {type(array).__name__} is no array", hint="send one array")
+            return self._store.write(tenant, key, array.dtype.name, tuple(array.shape), array.tobytes())
+
+        self._in_thread(
+            exchange, write, lambda written: exchange.respond(200, msgspec.json.encode(_shown(self._store.commit(written))))
+        )
+
+    def _delete(self, request: HttpRequest, exchange: Exchange, grant: Grant, key: str) -> None:
+        self._store.remove(grant.tenant, key)
+        exchange.respond(204, b"", http_codec.BYTES)
+
+    @staticmethod
+    def _in_thread(exchange: Exchange, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Work in a thread, and respond with what came of it."""
+
+        def ended(future: asyncio.Future[T]) -> None:
+            then(future.result())
+
+        done = answered(exchange, ended)
+        asyncio.get_running_loop().run_in_executor(None, work).add_done_callback(done)
+
+
+def _encoded(stored: StoredBuffer) -> bytes:
+    import numpy
+
+    return encoding.encode(numpy.frombuffer(read_data(stored), stored.dtype).reshape(stored.shape))
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part) if len(text) < 200 else ()
+    except ValueError:
+        raise BadValue(f"shape: {text[:40]!r} is none", hint="lengths with commas between them: 2,224,224") from None
+
+
+def _shown(stored: StoredBuffer) -> dict[str, Any]:
+    about = {"dtype": stored.dtype, "shape": list(stored.shape), "bytes": stored.nbytes, "digest": stored.digest}
+    return {"key": stored.key, **about}
 
 
 def _graph(target: CallTarget) -> str:

@@ -155,6 +155,15 @@ def _state_paths() -> dict[str, Any]:
 def _other_paths() -> dict[str, Any]:
     graph = {"name": "graph", "in": "path", "required": True, "description": "Content hash", "schema": {"type": "string"}}
     return {
+        "/v1/buffers": {
+            "get": _operation("buffers", "Buffers of this tenant, by key", [_query("prefix"), _query("after")], "400")
+        },
+        "/v1/buffers/{key}": {
+            "get": _operation("buffer_get", "An array, as bytes in C order", [_KEY], "400", "404"),
+            "put": _operation("buffer_put", "Put an array", [_KEY, _query("dtype"), _query("shape")], "400", "413", "415", "507")
+            | {"requestBody": {"required": True, "content": {"application/octet-stream": {}}}},
+            "delete": _operation("buffer_delete", "Remove a buffer", [_KEY], "400", "404", good="204"),
+        },
         "/v1/kernels": {"get": _operation("kernels", "Kernel graphs by content hash", [])},
         "/v1/kernels/{graph}": {
             "get": _operation("kernel", "Buffers of a kernel graph", [graph], "404"),

@@ -33,6 +33,7 @@ _INDEX = {
     "functions": "/v1/functions",
     "workflows": "/v1/workflows",
     "kernels": "/v1/kernels",
+    "buffers": "/v1/buffers",
     "models": "/v2",
     "runs": "/v1/runs",
     "state": "/v1/state",
