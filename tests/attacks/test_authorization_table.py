@@ -130,7 +130,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
         return asyncio.run_coroutine_threadsafe(work, loop).result(100)
 
     do(first_token())
-    opened = managed(app, folder, runs=True, host="0.0.0.0", admin_host="0.0.0.0", grpc_port=0)
+    opened = managed(app, folder, runs=True, host="0.0.0.0", admin_host="0.0.0.0", grpc_port=0, console=True)
     server = do(opened.__aenter__())
     try:
         made = Table(server, loop)
@@ -158,8 +158,13 @@ def path_of(table: Table, route: str, tenant: str) -> str:
         "run": table.runs.get(tenant, "0" * 24),
         "call": table.runs.get(tenant, "0" * 24),
         "graph": table.graphs[tenant],
+        "node": "far",
+        "target": f"{tenant}fn" if tenant else "echo",
     }
-    path = route.partition(" ")[2].replace("{buffer*}", "b?dtype=uint8&shape=2" if route.startswith("PUT") else "b")
+    method, _, path = route.partition(" ")
+    path = path.replace("{buffer*}", "b?dtype=uint8&shape=2" if method == "PUT" else "b")
+    path = path.replace("{file*}", "app.js")  # of the console, as are those below
+    path = path.replace("{route*}", "v1/functions/{function}" if method == "POST" else "v1/functions")
     if "{key*}" in path or path == "/v1/state":
         path = path.replace("{key*}", "k") + f"?app={names['app']}"
     return re.sub(r"\{(\w+)\}", lambda found: names[found[1]], path)
@@ -170,11 +175,13 @@ async def ask_http(table: Table, listener: str, route: str, token: str, tenant: 
     port = table.server.gateway.port if listener == "calls" else table.server.admin.port
     headers = {"authorization": f"Bearer {token}"} if token else {}
     body = b"{}" if method != "GET" else b""
-    if method == "POST" and listener == "calls":
+    if method == "POST" and (listener == "calls" or path.startswith("/calls/")):
         body = next((known for word, known in BODIES.items() if word in path), body)
     if "/admin/" in path:
         body = ADMIN_BODIES.get(path.removeprefix("/v1/admin/"), b"{}").replace(b"acme", (tenant or OURS).encode())
-    if method == "PUT" and "/apps/" in path:
+    if method == "PUT" and path.endswith("/traffic"):
+        body = b'{"weights": {"%d": 100}}' % (1 if tenant else 0)
+    elif method == "PUT" and "/apps/" in path:
         body = zipped({"app.py": (SOURCE + GRAPH).format(name=tenant or "tested").encode()})
         headers |= {"lamina_sha256": app_package.sha256_hex(body), "lamina_entry": "app.py"}
     if "{buffer*}" in route and method != "PUT":  # which has one owner: the caller's tenant
@@ -275,7 +282,7 @@ def test_the_right_caller_is_let_in(table: Table, listener: str, route: str, rul
         return  # there is no token of a session here: see tests/gateway/test_auth.py
     operator = status_of(table, listener, route, table.tokens["", scope], OURS)
     tenant = status_of(table, listener, route, table.tokens[OURS, scope], OURS)
-    gone = 404 if re.search("/(revoke|remove)$", route) else None  # what they name is not there
+    gone = 404 if re.search("/(revoke|remove|drain)$", route) else None  # what they name is not there
     assert operator not in (401, 403) and (operator != 404 or gone), operator
     if rule.reach == "operator":
         assert tenant == 403

@@ -72,6 +72,22 @@ def draw_flow(flow: Flow, notes: Mapping[str, StepNote] | None = None, subtitle:
     return _mermaid(graph, title) if format == "mermaid" else _dot(graph, title)
 
 
+def flow_graph(flow: Flow) -> dict[str, Any]:
+    """The graph that is drawn, as plain values: boxes with the graphs inside them, and edges between boxes by name."""
+    numbers = iter(range(1_000_000))
+    return _plain(_graph(flow, {}, lambda: f"n{next(numbers)}"))
+
+
+def _plain(graph: _Graph) -> dict[str, Any]:
+    return {
+        "boxes": [
+            {"name": name, "kind": box.kind, "lines": box.lines[1:], "inner": [_plain(inner) for inner in box.inner]}
+            for name, box in graph.boxes.items()
+        ],
+        "edges": [{"from": edge.start, "to": edge.end, "label": edge.label, "is_error": edge.is_error} for edge in graph.edges],
+    }
+
+
 # ----------------------------------------------------------------------------------------------------------------- the graph
 
 

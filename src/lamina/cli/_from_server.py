@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from lamina.predict.profile import Profile
     from lamina.sim.scenario import Scenario
 
-SPAN_US = 60_000_000
-"""How long a simulation made from a server lasts."""
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -40,31 +37,9 @@ def fetch_snapshot(url: str) -> ServerSnapshot:
 
 def scenario_from_server(url: str) -> Scenario:
     """A server as a scenario: each target is called at the rate of the last minute."""
-    from lamina.predict.interference import bandwidth_interference
-    from lamina.sim.scenario import Scenario
-    from lamina.sim.workload import Workload, steps
-    from lamina.types import NEVER_US
+    from lamina.gateway.console.what_if import scenario_of
 
-    found = fetch_snapshot(url)
-    called = {target: rate for target, rate in found.rates.items() if rate > 0}
-    if not called:
-        raise BadValue(
-            f"--from-server {url}: no call was answered there in the last minute", hint="give a file with rates as well"
-        )
-    known = {one.function for one in found.profiles if one.points}
-    flows = {flow.name: flow.functions for flow in found.flows}
-    if unknown := sorted({name for target in called for name in flows.get(target, (target,))} - known):
-        raise BadValue(f"--from-server {url}: nothing is known yet of {', '.join(unknown)}", hint="call it a few times first")
-    return Scenario(
-        name=urlsplit(url).netloc or url,
-        devices=tuple(found.devices),
-        functions=tuple(one for one in found.functions if one.name in known),
-        flows=tuple(flow for flow in found.flows if known.issuperset(flow.functions)),
-        profiles=tuple(found.profiles),
-        loads=tuple(Workload(target=target, segments=steps([(NEVER_US, rate)])) for target, rate in called.items()),
-        duration_us=SPAN_US,
-        interference=bandwidth_interference(found.profiles) if any(one.bandwidth for one in found.profiles) else None,
-    )
+    return scenario_of(fetch_snapshot(url), urlsplit(url).netloc or url, f"--from-server {url}")
 
 
 def with_server_profiles(scenario: Scenario, url: str) -> Scenario:

@@ -174,7 +174,7 @@ def _otel_exporter(config: ObserveOptions, runtime: ServingRuntime) -> Iterator[
 
 
 class _Server:
-    """A gateway and, with `--admin-port`, the admin server beside it; started, announced and stopped in order."""
+    """A gateway and, with `--admin-port` or `--console`, the admin server beside it; started, announced and stopped in order."""
 
     def __init__(
         self, config: ServerConfig, app_path: str, runtime: ServingRuntime, store: Store | None, otel: OtelExporter | None
@@ -221,7 +221,8 @@ class _Server:
                 beside.append(asyncio.create_task(labels.follow(lambda: gateway.role)))
             beside.append(asyncio.create_task(self._check_slos(gateway, stop)))
             if config.observe.opens_page:
-                await asyncio.to_thread(webbrowser.open, f"{gateway.url}/docs")
+                page = f"{_admin_url(admin, config.listen)}/console" if config.access.console else f"{gateway.url}/docs"
+                await asyncio.to_thread(webbrowser.open, page)
             await self._until(stop, gateway)
             for task in beside:
                 task.cancel()
@@ -260,8 +261,9 @@ class _Server:
 
         listen, management, observe = self._config.listen, self._config.access, self._config.observe
         await self._check_ports()
-        if management.admin_port is not None and self._store is None:
-            raise BadValue("--admin-port: management needs a store", hint="give a --store")
+        if management.management_port is not None and self._store is None:
+            option = "--admin-port" if management.admin_port is not None else "--console"
+            raise BadValue(f"{option}: management needs a store", hint="give a --store")
         access = await open_access(self._store, management.operator_token) if self._store is not None else None
         check_host(listen.host, access)
         check_host(management.admin_host, access)
@@ -272,7 +274,7 @@ class _Server:
             engine.shared.subscribe_output(logs.log_function_output, echo=False)
         else:  # through a pipe as well: it bounds what one function can print
             engine.shared.subscribe_output(lambda *line: None)
-        deployments = self._deployments(access) if management.admin_port is not None else None
+        deployments = self._deployments(access) if management.management_port is not None else None
         output = collect_function_logs(engine) if deployments is not None else None
         gateway = await open_gateway(
             self._runtime,
@@ -297,11 +299,17 @@ class _Server:
             ),
             full_errors=not observe.plain_errors,
         )
-        if deployments is None or management.admin_port is None:
+        if deployments is None or management.management_port is None:
             return gateway, None
-        where: dict[str, Any] = {"host": management.admin_host, "port": management.admin_port}
+        where: dict[str, Any] = {"host": management.admin_host, "port": management.management_port}
         return gateway, await open_admin(
-            gateway, deployments, **where, tls=listen.tls, output=output, allow_hosts=listen.host_names
+            gateway,
+            deployments,
+            **where,
+            tls=listen.tls,
+            output=output,
+            allow_hosts=listen.host_names,
+            console=management.console,
         )
 
     def _deployments(self, access: AccessControl | None) -> Any:
@@ -318,7 +326,11 @@ class _Server:
         from lamina.server.listener import listen
 
         config, management = self._config.listen, self._config.access
-        places = [(config.host, config.port), (config.host, config.grpc_port), (management.admin_host, management.admin_port)]
+        places = [
+            (config.host, config.port),
+            (config.host, config.grpc_port),
+            (management.admin_host, management.management_port),
+        ]
         for host, port in places:
             try:
                 if port:
@@ -353,6 +365,7 @@ class _Server:
             told = {
                 "url": gateway.url,
                 "admin_url": admin_url,
+                "console_url": f"{admin_url}/console" if self._config.access.console else "",
                 "grpc_port": gateway.grpc_port,
                 "targets": names,
                 "role": gateway.role,
@@ -366,6 +379,8 @@ class _Server:
         if admin_url:
             self._announce_walls(gateway)
             click.echo(f"management on {admin_url}")
+        if admin_url and self._config.access.console:
+            click.echo(f"console on {admin_url}/console")
 
     def _announce_walls(self, gateway: Gateway) -> None:
         """What keeps code of tenants apart on this machine."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MIN_BUDGET_BYTES = 16 * 2**20
+CONSOLE_PORT = 8701
+"""Of management with a console, where `--admin-port` names none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,10 +147,16 @@ class AccessOptions:
 
     admin_port: int | None
     admin_host: str
+    console: bool
     apps: Path | None
     trust_deployers: bool
     tenant_users: str
     operator_token_file: Path | None
+
+    @property
+    def management_port(self) -> int | None:
+        """None: no management. A console needs it."""
+        return CONSOLE_PORT if self.admin_port is None and self.console else self.admin_port
 
     @property
     def operator_token(self) -> str:

@@ -28,7 +28,7 @@ Stamps = dict[str, tuple[int, int]]
 def _params() -> Iterator[click.Parameter]:
     """Those of `lamina serve`, and a few of its own."""
     yield from serve.command.params
-    yield click.Option(["--no-open"], is_flag=True, help="Do not open the page of the server in a browser.")
+    yield click.Option(["--no-open"], is_flag=True, help="Do not open the console in a browser.")
     path = click.Path(path_type=Path)
     yield click.Option(["--watch", "watched"], multiple=True, type=path, help="Watch this folder too; repeatable.")
 
@@ -36,8 +36,8 @@ def _params() -> Iterator[click.Parameter]:
 def _develop(no_open: bool, watched: tuple[Path, ...], **options: Any) -> int:
     """Serve an app while it is being written.
 
-    Starts again when a file beside the app changes, logs one line per call with its times, and opens the page of the server in a
-    browser. Takes all options of `lamina serve`.
+    Starts again when a file beside the app changes, logs one line per call with its times, and opens the console of the server in
+    a browser. Takes all options of `lamina serve`.
 
     \b
     Examples:
@@ -45,6 +45,9 @@ def _develop(no_open: bool, watched: tuple[Path, ...], **options: Any) -> int:
       lamina dev app.py --no-open --port 0
     """
     options["log_calls"] = True
+    options["console"] = options["console"] or options["place"] != "none"  # it needs a store
+    if options["admin_port"] is None and options["port"] == 0:
+        options["admin_port"] = 0
     opens, options["opens_page"] = options["opens_page"] or (not no_open and sys.stdout.isatty()), False
     file = str(options["file"] or "").partition(":")[0]
     beside = Path(file).resolve().parent if file.endswith(".py") else Path.cwd()

@@ -110,6 +110,7 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
 @click.option("--admin-port", type=PORT, help="Management on this port (tokens, deploy, logs); default: none.")
 @click.option("--admin-host", default="127.0.0.1", show_default=True, help="Address of management.")
 @click.option("--operator-token-file", type=_PEM, help="Token with all scopes that is kept outside the store.")
+@click.option("--console", is_flag=True, help="Web console on the management port, 8701 unless --admin-port names another.")
 @click.option("--trust-deployers", is_flag=True, help="Take code of tenants also where nothing keeps it apart from others.")
 @click.option("--tenant-users", default="200000-265535", show_default=True, help="Users that functions of tenants run as.")
 @click.option(

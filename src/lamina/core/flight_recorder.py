@@ -9,7 +9,8 @@ so `lamina explain` has one source for both.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -138,7 +139,9 @@ class FlightRecorder:
         self.recent: list[Entry | DecisionRecord] = []  #: not yet packed: events with their actions, and records
         self._max_bytes = max_bytes
         self._blocks: deque[bytes] = deque()
+        self._subscribers: list[Callable[[list[DecisionRecord]], None]] = []
         self.packed_bytes = 0
+        self.sequence = 0  #: of the last block, counted from 1
 
     def pack(self) -> None:
         """Pack what is recent, and drop the oldest blocks beyond the limit."""
@@ -151,11 +154,26 @@ class FlightRecorder:
         self.recent.clear()
         if not found:
             return
+        for notify in self._subscribers:
+            notify(found)
         block = _encoder.encode(found)
         self._blocks.append(block)
+        self.sequence += 1
         self.packed_bytes += len(block)
         while self.packed_bytes > self._max_bytes:
             self.packed_bytes -= len(self._blocks.popleft())
+
+    def subscribe(self, notify: Callable[[list[DecisionRecord]], None]) -> Callable[[], None]:
+        """Tell of records as they are packed; returns what ends that. They are made anyway: one that listens costs little."""
+        self._subscribers.append(notify)
+        return lambda: self._subscribers.remove(notify)
+
+    def blocks_after(self, sequence: int, most: int) -> Iterator[tuple[int, list[DecisionRecord]]]:
+        """Blocks after that number, with their own, the oldest first: those that are still there, and at most the last `most`."""
+        count = max(0, min(self.sequence - sequence, len(self._blocks), most))
+        first = self.sequence - count + 1
+        for number, block in enumerate(list(islice(reversed(self._blocks), count))[::-1], first):
+            yield number, _decoder.decode(block)
 
     def add(self, *records: DecisionRecord) -> None:
         """Records of what the controller has not seen."""

@@ -122,12 +122,14 @@ class OnlinePredictor:
         found = sorted(key for key, ratio in self._ratios.items() if ratio.is_stale and key[1] not in self.soft_kinds)
         return [StaleProfile(*key, ratio=self._ratios[key].mean.mean, outside=self._ratios[key].outside) for key in found]
 
-    def learnt_profiles(self) -> list[Profile]:
-        """What is known by now, as profiles: those it began with at the scale that was seen, and curves learnt from nothing."""
-        began = {(one.function, one.device): one for one in self.base.profiles}
+    def learnt_profiles(self, of: str = "") -> list[Profile]:
+        """What is known by now, as profiles: those it began with at the scale that was seen, and curves learnt from nothing; of
+        one function, or of all."""
+        began = {(one.function, one.device): one for one in self.base.profiles if of in ("", one.function)}
         curves: dict[tuple[str, str], list[tuple[int, int, LatencyCurve]]] = {}
         for (function, kind, units, cores), curve in self._curves.items():
-            curves.setdefault((function, kind), []).append((units, cores, curve))
+            if of in ("", function):
+                curves.setdefault((function, kind), []).append((units, cores, curve))
         found = []
         for key in sorted({*began, *curves}):
             base = began.get(key) or Profile(function=key[0], device=key[1], points=[])

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 LARGE_RESPONSE_BYTES = 2**20
 """From here on a response must find room in the memory budget: its client may take it as slowly as it likes."""
 
-_PAGE = b"text/html"
+_PAGE, _POLICY = b"text/html", b"content-security-policy"
 PAGE_POLICY = (
     b"content-security-policy: default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self';"
     b" frame-ancestors 'none'\r\n"
     b"referrer-policy: no-referrer\r\nx-frame-options: DENY\r\n"
 )
-"""Headers of a page: it loads nothing from elsewhere, is shown in no frame, and its address is told to no other site."""
+"""Headers of a page: it loads nothing from elsewhere, is shown in no frame, and its address is told to no other site. A page may
+come with a stricter policy, as the first of its headers."""
 
 _PHRASES = {int(status): status.phrase for status in HTTPStatus}
 STATUS_LINES = {status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(100, 600)}
@@ -92,7 +93,7 @@ class Exchange:
             if refused:
                 status, body, content_type, extra = 503, refused, b"application/problem+json", b"retry-after: %d\r\n" % RETRY_S
         self.keep_alive = keep = self.keep_alive and not connection.server.is_closing
-        if content_type[:9] == _PAGE:
+        if content_type[:9] == _PAGE and not extra.startswith(_POLICY):
             extra += PAGE_POLICY
         if self.head_only:
             shown = b""
@@ -134,6 +135,12 @@ class Exchange:
             self.response = (self.response or b"") + (b"%x\r\n%s\r\n" % (len(piece), piece) if self.keep_alive else piece)
             self._connection.flush_responses()
             self._connection.limit_unsent(len(self.response))
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Of a stream: what its client has yet to take."""
+        transport = self._connection.transport
+        return len(self.response or b"") + (transport.get_write_buffer_size() if transport is not None else 0)
 
     def end_stream(self) -> None:
         if self.is_streaming:

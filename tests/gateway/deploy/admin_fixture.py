@@ -87,6 +87,7 @@ async def managed(
     admin_host: str = "127.0.0.1",
     trusts_deployers: bool = True,
     probe: bool = False,
+    console: bool = False,
     **options: Any,
 ) -> AsyncIterator[Managed]:
     """Uploads and the store are kept in `folder`, so that a second server there finds what the first one left; with `runs`
@@ -104,7 +105,7 @@ async def managed(
         store=store if runs else None,
         observers=GatewayObservers(on_event=on_event),
     )
-    admin = await open_admin(gateway, prepared, host=admin_host)
+    admin = await open_admin(gateway, prepared, host=admin_host, console=console)
     try:
         yield Managed(gateway, admin)
     finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
@@ -48,7 +48,9 @@ class AdminRoutes:
         logs: FunctionLogs,
         process: ProcessStatus,
         cluster: ClusterEngine | None = None,
+        more: Mapping[str, AdminHandler] | None = None,
     ) -> None:
+        """`more` are routes of the console, where there is one."""
         self._cluster = cluster
         self._process = process
         self._access = access
@@ -75,7 +77,7 @@ class AdminRoutes:
             "POST /v1/nodes/{node}/drain": self._drain,
         }
         handlers |= {f"POST /v1/admin/{what}": partial(self._administer, what) for what in admin.actions}
-        self._routes: RouteMap[AdminHandler] = RouteMap("management", handlers)
+        self._routes: RouteMap[AdminHandler] = RouteMap("management", handlers | dict(more or {}))
 
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
         try:
@@ -91,7 +93,8 @@ class AdminRoutes:
     def _start(self, request: HttpRequest, exchange: Exchange) -> Work | None:
         """The work for a request, if its caller may ask for it."""
         check_encoding(request)
-        if self._process.is_standby and self._process.refusal is not None and request.path != b"/healthz":
+        is_static = request.path == b"/healthz" or request.path.startswith(b"/console")
+        if self._process.is_standby and self._process.refusal is not None and not is_static:
             raise self._process.refusal()
         found = self._routes.find(request.method, request.path)
         if found is None or isinstance(found, str):

@@ -15,6 +15,7 @@ from lamina.drivers.realtime import RealtimeDriver
 from lamina.engines.composite import CompositeEngine
 from lamina.gateway.auth import Authenticator, check_host
 from lamina.gateway.bootstrap import Gateway
+from lamina.gateway.console.routes import ConsoleRoutes
 from lamina.gateway.deploy.admin_routes import AdminRoutes
 from lamina.gateway.deploy.deployments import Deployments
 from lamina.gateway.deploy.tenant_isolation import TenantIsolation
@@ -58,10 +59,13 @@ class AdminServer:
     function_logs: FunctionLogs
     _routes: AdminRoutes
     _server: HttpServer
+    _console: ConsoleRoutes | None = None
     _folder: Path | None = field(default=None)  #: to be removed at the end
 
     async def stop(self) -> None:
         self.function_logs.stop()
+        if self._console is not None:
+            self._console.stop()
         await self._server.stop()
         await self._routes.stop()
         await self.deployments.stop()
@@ -109,14 +113,18 @@ async def open_admin(
     tls: tuple[str, str] | None = None,
     output: FunctionLogs | None = None,
     allow_hosts: tuple[str, ...] = (),
+    console: bool = False,
 ) -> AdminServer:
+    """Open the admin server beside a gateway; with `console`, its web page as well."""
     access, deploys = prepared.access, prepared.attach(gateway.app, gateway.driver, gateway.targets)
     auth = Authenticator(access, requires_token=check_host(host, access))
     output = output or collect_function_logs(gateway.driver.engine)
-    manage = AdminRoutes(access, auth, AdminService(access), deploys, output, gateway.process, gateway.cluster)
+    pages = ConsoleRoutes(gateway) if console else None
+    more = pages.routes if pages is not None else None
+    manage = AdminRoutes(access, auth, AdminService(access), deploys, output, gateway.process, gateway.cluster, more)
     server = HttpServer(
         *(manage.handle, parse_error_body, LIMITS, OWN_HEADERS, gateway.budget, auth.check_head),
         origins=OriginPolicy(host, OriginSettings(hosts=allow_hosts)),
     )
     bound = await server.start(host, port, ssl=server_context(*tls) if tls is not None else None)
-    return AdminServer(host, bound, access, deploys, output, manage, server, prepared.temporary_folder)
+    return AdminServer(host, bound, access, deploys, output, manage, server, pages, prepared.temporary_folder)

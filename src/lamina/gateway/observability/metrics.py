@@ -133,6 +133,18 @@ class MemoryGauges(Collector):
         yield refused
 
 
+class TargetCounts(NamedTuple):
+    """Calls of a target since the start, by how they ended; rejections by reason."""
+
+    target: str
+    met: int
+    late: int
+    failed: int
+    refused: int
+    cost: float
+    reasons: dict[str, int]
+
+
 class _PerTarget:
     """Cells of one target. Looked up once: `labels()` costs more than counting."""
 
@@ -335,6 +347,19 @@ class Metrics:
             for target, per in self._targets.items()
             if per.reasons
         }
+
+    def target_counts(self) -> Iterator[TargetCounts]:
+        """Counts of every target that was ever called."""
+        for name, per in self._targets.items():
+            reasons = {reason: int(cell.value) for reason, cell in per.reasons.items()}
+            ended = (int(per.met.value), int(per.late.value), int(per.failed.value), int(per.refused.value))
+            yield TargetCounts(name, *ended, per.cost.value, reasons)
+
+    def batch_sizes(self, function: str) -> dict[str, int]:
+        """Batches of a function by size: up to 1, 2, 4, ... jobs."""
+        found = [per.size for (name, _), per in self._functions.items() if name == function]
+        counts = found[0].counts if found else []  # one cell for all devices
+        return {f"<= {size}": int(count) for size, count in zip((*_SIZES, "more"), counts, strict=False) if count}
 
     def totals(self) -> dict[str, float]:
         """Counts over all targets, for the status line."""

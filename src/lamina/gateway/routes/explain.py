@@ -46,33 +46,16 @@ class SampledRefusals:
         self.record(problem.id, target[:MAX_ID], tenant, problem.code, f"before the controller: {problem.detail}")
 
 
-class ExplainRoutes:
-    """Explanations of calls."""
+class CallHistory:
+    """Histories of calls, from the flight recorder. The search is done in small pieces, one search at a time."""
 
     def __init__(self, driver: RealtimeDriver) -> None:
-        self.routes: dict[str, Callable[..., None]] = {"GET /v1/explain/{call}": self._explain}
         self._driver = driver
         self._turn = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
 
-    def _explain(self, request: HttpRequest, exchange: Exchange, grant: Grant, call_id: str) -> None:
-        if len(call_id) > MAX_ID or not call_id.isascii() or not call_id.isprintable():
-            raise BadValue(f"call: {call_id[:MAX_ID]!r} is no id of a call", hint="GET /v1/explain/ID, as in Lamina-Call-Id")
-        task = asyncio.create_task(self._answer(call_id, grant, exchange))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _answer(self, call_id: str, grant: Grant, exchange: Exchange) -> None:
-        try:
-            told = await self._history(call_id, grant)
-        except LaminaError as error:
-            respond_problem(exchange, error_problem(error))
-        except Exception as error:
-            respond_problem(exchange, defect_problem(f"the explanation of {call_id} failed", error))
-        else:
-            exchange.respond(200, msgspec.json.encode(told))
-
-    async def _history(self, call_id: str, grant: Grant) -> dict[str, Any]:
+    async def find(self, call_id: str, grant: Grant) -> tuple[dict[str, Any], list[DecisionRecord]]:
+        """The history of a call that the caller may see, and the records it was made from, with others among them."""
+        check_call_id(call_id)
         found: list[DecisionRecord] = []
         async with self._turn:
             for records in self._driver.recorder.search(call_id):
@@ -90,7 +73,7 @@ class ExplainRoutes:
         told["age_ms"] = self._driver.now_us() / 1000 - told["arrived_ms"]
         if "end" not in told:
             told["waiting"] = self._waiting(call_id)
-        return told
+        return told, found
 
     def _waiting(self, call_id: str) -> list[dict[str, Any]]:
         """Steps of a call in flight that wait for a batch, and why."""
@@ -106,3 +89,33 @@ class ExplainRoutes:
             }
             for job in queued
         ]
+
+
+def check_call_id(call_id: str) -> None:
+    if len(call_id) > MAX_ID or not call_id.isascii() or not call_id.isprintable():
+        raise BadValue(f"call: {call_id[:MAX_ID]!r} is no id of a call", hint="GET /v1/explain/ID, as in Lamina-Call-Id")
+
+
+class ExplainRoutes:
+    """Explanations of calls."""
+
+    def __init__(self, driver: RealtimeDriver) -> None:
+        self.routes: dict[str, Callable[..., None]] = {"GET /v1/explain/{call}": self._explain}
+        self._history = CallHistory(driver)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def _explain(self, request: HttpRequest, exchange: Exchange, grant: Grant, call_id: str) -> None:
+        check_call_id(call_id)
+        task = asyncio.create_task(self._answer(call_id, grant, exchange))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, call_id: str, grant: Grant, exchange: Exchange) -> None:
+        try:
+            told, _ = await self._history.find(call_id, grant)
+        except LaminaError as error:
+            respond_problem(exchange, error_problem(error))
+        except Exception as error:
+            respond_problem(exchange, defect_problem(f"the explanation of {call_id} failed", error))
+        else:
+            exchange.respond(200, msgspec.json.encode(told))

@@ -115,7 +115,7 @@ def _run_paths() -> dict[str, Any]:
     listed = {"type": "object", "properties": {"runs": {"type": "array", "items": _RUN}, "next": {"type": ["string", "null"]}}}
     told = {"allOf": [_RUN, {"type": "object", "properties": {"events": {"type": "array", "items": {"type": "object"}}}}]}
     filters = (("target", "string"), ("state", "string"), ("before", "string"), ("limit", "integer"))
-    waited = [_query("wait_ms", "integer")]
+    waited, valued = [_query("wait_ms", "integer")], [_query("values", "integer")]
     return {
         "/v1/runs": {"get": _run_operation("runs", "Runs, the newest first", listed, [_query(*one) for one in filters])},
         "/v1/runs/{id}": {"get": _run_operation("run", "One run", _RUN, [_RUN_ID], "404")},
@@ -124,7 +124,9 @@ def _run_paths() -> dict[str, Any]:
                 "run_result", "Its result, or its problem; 202 while there is none", {}, [_RUN_ID, *waited], "404"
             )
         },
-        "/v1/runs/{id}/history": {"get": _run_operation("run_history", "What happened, and when", told, [_RUN_ID], "404")},
+        "/v1/runs/{id}/history": {
+            "get": _run_operation("run_history", "What happened, and when", told, [_RUN_ID, *valued], "404")
+        },
         "/v1/runs/{id}/cancel": {"post": _run_operation("run_cancel", "Cancel it", _RUN, [_RUN_ID], "404", "409")},
         "/v1/runs/{id}/retry": {
             "post": _run_operation("run_retry", "Go on from where it failed", _RUN, [_RUN_ID], "404", "409", good="202")

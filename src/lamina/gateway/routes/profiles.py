@@ -23,6 +23,7 @@ class ServerSnapshot(Struct, frozen=True, kw_only=True):
     flows: list[Flow]  #: of workflows
     devices: list[DeviceSpec]
     rates: dict[str, float]  #: answers a second by target, over the last minute
+    ways_us: dict[str, int] = {}  #: there and back by device, as planned with
 
 
 def take_snapshot(driver: RealtimeDriver, recent: RollingStats, targets: Iterable[CallTarget]) -> ServerSnapshot:
@@ -39,5 +40,6 @@ def take_snapshot(driver: RealtimeDriver, recent: RollingStats, targets: Iterabl
         functions=list(specs.values()),
         flows=[flow for name, flow in controller.flows.items() if name not in specs],
         devices=[device.spec for device in controller.state.devices.values()],
+        ways_us={device.spec.id: device.way_us for device in controller.state.devices.values() if device.way_us},
         rates={target.name: recent.call_stats(now_us, target.name)["per_s"] for target in targets},
     )

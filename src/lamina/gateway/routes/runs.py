@@ -2,7 +2,8 @@
 
 The history of a run is its journal as events in the order of time, for people and plots. An event has a `kind` ("accepted",
 "began", "step", "wait", "pause", "timeout", "tried-again", "ended"), and microseconds since 1970. Steps have `queued_us`,
-`began_us`, `ended_us`, their slice and batch size; `undone` ones failed the run and were tried again.
+`began_us`, `ended_us`, their slice and batch size; `undone` ones failed the run and were tried again. With `?values=1` they have
+their `value` as well, as text.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from lamina import encoding
 from lamina.access.authorization import Grant
 from lamina.access.records import Identity
 from lamina.core.actions import Reply
@@ -34,6 +36,8 @@ from lamina.store.runs import OVER, QUARANTINED, SETTLED, STATES, JournalRow, Ru
 MAX_KEY = 255
 MAX_PAGE = 500
 MAX_WAIT_MS = 60_000
+MAX_VALUE_BYTES, MAX_VALUE_CHARS = 65_536, 1_000
+"""Of the value of a step in a history."""
 
 T = TypeVar("T")
 
@@ -223,10 +227,12 @@ class RunRoutes:
             exchange.respond(int(found["status"]), found["body"], found["kind"], extra + found["extra"])
 
     def _history(self, row: RunRow, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
+        with_values = b"values=1" in request.query.split(b"&")
+
         def work(db: Session) -> bytes:
             now, ending = stored.read_outcome(db, row.id)
             reply = None if ending.about is None else msgspec.json.decode(ending.about, type=Reply)
-            events = run_events(now, stored.read_journal(db, row.id, all=True, values=False), reply)
+            events = run_events(now, stored.read_journal(db, row.id, all=True, values=with_values), reply)
             return msgspec.json.encode(run_summary(now) | {"events": events})
 
         self._read(exchange, work, lambda body: self._body(exchange, 200, body))
@@ -351,4 +357,16 @@ def _event(kept: JournalRow) -> dict[str, Any]:
         event["error"] = note.name or note.error
     if kept.undone:
         event["undone"] = True
+    if kept.value is not None:
+        event["value"] = _shown_value(kept.value)
     return event
+
+
+def _shown_value(blob: bytes) -> str:
+    """The value of a step as text, as far as it is short: a history is to be read."""
+    if len(blob) > MAX_VALUE_BYTES:
+        return f"{len(blob)} bytes"
+    try:
+        return encoding.to_json(encoding.decode(blob)).decode()[:MAX_VALUE_CHARS]
+    except LaminaError:
+        return f"{len(blob)} bytes"

@@ -23,8 +23,8 @@ def status(loop: RealtimeDriver, recent: RollingStats, targets: Iterable[CallTar
     span_s, shares = recent.usage_shares(now_us)
     return {
         "calls": len(state.runs),
-        "devices": [_device(state, loop, device, now_us) for device in state.devices.values()],
-        "functions": [_function(state, function, shares, span_s) for function in state.functions.values()],
+        "devices": [device_status(state, loop, device, now_us) for device in state.devices.values()],
+        "functions": [function_status(state, function, shares, span_s) for function in state.functions.values()],
         "targets": [
             {
                 "name": target.name,
@@ -46,7 +46,7 @@ def _walls(loop: RealtimeDriver) -> dict[str, str] | None:
     return msgspec.structs.asdict(engine.cpu.isolation.walls) if isinstance(engine, CompositeEngine) else None
 
 
-def _device(state: ControllerState, loop: RealtimeDriver, device: Device, now_us: int) -> dict[str, Any]:
+def device_status(state: ControllerState, loop: RealtimeDriver, device: Device, now_us: int) -> dict[str, Any]:
     batches = {batch.id: batch for batch in state.batches.values() if batch.device is device}
     slices: list[dict[str, Any]] = [
         {
@@ -121,7 +121,7 @@ def _executor(loop: RealtimeDriver, device: str) -> dict[str, Any] | None:
     }
 
 
-def _function(
+def function_status(
     state: ControllerState, function: FunctionState, shares: dict[tuple[str, str], UsageShare], span_s: float
 ) -> dict[str, Any]:
     name = function.spec.name
