@@ -4,7 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup devel demo test quick soak mutants check fmt lint types sbom audit docs docs-site bench lab serve sim clean
+.PHONY: help setup devel demo demo-cluster test quick soak mutants check fmt lint types sbom audit docs docs-site bench lab serve sim clean
 
 help:  ## What there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -24,6 +24,9 @@ devel: $(VENV)/.tested  ## The same with all that tests and benchmarks need
 
 demo: setup  ## Serve the OCR pipeline, load it at a rising rate, plot what happened
 	$(PY) examples/ocr/demo.py
+
+demo-cluster: setup  ## Three agents on this machine: one is killed under load, one is drained, and nothing is lost
+	$(PY) examples/cluster/demo.py
 
 test: devel  ## All tests (those that need a GPU skip without one), on two cores
 	$(PY) -m pytest -q -n 2 --dist loadfile
