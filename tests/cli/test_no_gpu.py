@@ -25,6 +25,7 @@ def said(capsys: pytest.CaptureFixture[str], *devices: DeviceSpec) -> str:
         driver=SimpleNamespace(engine=SimpleNamespace(devices=list(devices))),
         targets=SimpleNamespace(all=[]),
         durable=None,
+        cluster=None,
         grpc_port=0,
         url="http://here",
     )

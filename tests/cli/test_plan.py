@@ -38,7 +38,8 @@ def tasks(tmp_path: Path) -> Path:
 
 
 def invoke(tasks: Path, *args: object, code: int = 0, folder: Path = GLET) -> Result:
-    options = [str(tasks), "--glet-dir", str(folder), *map(str, args)]
+    policy = [] if "--policy" in args else ["--policy", "gpulet"]  # the original's files, and what they give there
+    options = [str(tasks), "--glet-dir", str(folder), *policy, *map(str, args)]
     result = CliRunner().invoke(command, options, catch_exceptions=False, standalone_mode=False)
     assert result.return_value == code, result.output
     return result
@@ -353,7 +354,8 @@ def scenario(tmp_path: Path) -> Path:
 
 
 def from_scenario(path: Path, *args: object, code: int = 0) -> Any:
-    options = [str(path), "--json", *map(str, args)]
+    policy = [] if "--policy" in args else ["--policy", "gpulet"]
+    options = [str(path), "--json", *policy, *map(str, args)]
     result = CliRunner().invoke(command, options, catch_exceptions=False, standalone_mode=False)
     assert result.return_value == code, result.output
     return json.loads(result.stdout)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from lamina.core.actions import AppendJournal, Reject, Reply, StartBatch
-from lamina.core.events import CallArrived, CallCancelled, CallRecovered, JobOutcome, Journaled, ReplayDone
+from lamina.core.events import CallArrived, CallCancelled, CallRecovered, DataResolved, JobOutcome, Journaled, ReplayDone
 from lamina.core.workflow.error_policy import ErrorPolicy, Retrier
-from lamina.core.workflow.flow import Flow, Parallel, Task, Wait
+from lamina.core.workflow.flow import Choice, Flow, Parallel, Task, Wait
 from lamina.core.workflow.journal_entry import JournalEntry
 from lamina.types import Call
 from tests.script import BIG_GPU, Script, a_function
@@ -118,6 +118,22 @@ def test_an_entry_takes_effect_at_the_time_written_on_it(script: Script):
     nodes = {"a": Task("a", "f", ("nap",)), "nap": Wait("nap", ("b",), duration_us=10 * S), "b": Task("b", "g")}
     given(script, Flow("w", nodes, ("a",))).tell(CallRecovered(Call("c", "w", -8 * S, durable=True)))
     script.tell(Journaled("c", JournalEntry("done", -7 * S, 0, "a", function="f")))
+    script.tell(ReplayDone("c"))
+    script.at(4 * S)
+    assert [(entry.kind, entry.node, entry.at_us) for entry in kept(script)] == [("due", "nap", 3 * S)]
+
+
+def test_a_wait_after_a_question_about_data_began_when_what_led_to_it_happened(script: Script):
+    """As after `try`: which way it went is asked before the wait begins."""
+    nodes = {
+        "a": Task("a", "f", ("which",)),
+        "which": Choice("which", (("nap",), ("b",))),
+        "nap": Wait("nap", ("b",), duration_us=10 * S),
+        "b": Task("b", "g"),
+    }
+    given(script, Flow("w", nodes, ("a",))).tell(CallRecovered(Call("c", "w", -8 * S, durable=True)))
+    script.tell(Journaled("c", JournalEntry("done", -7 * S, 0, "a", function="f")))
+    script.tell(DataResolved("c", 0, "which", 0))
     script.tell(ReplayDone("c"))
     script.at(4 * S)
     assert [(entry.kind, entry.node, entry.at_us) for entry in kept(script)] == [("due", "nap", 3 * S)]

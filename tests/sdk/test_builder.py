@@ -121,7 +121,7 @@ def test_retry_catch_and_timeouts():
             {
                 "ErrorEquals": ["TimeoutError", "Busy"],
                 "IntervalSeconds": 5,
-                "MaxAttempts": 2,
+                "MaxAttempts": 1,
                 "BackoffRate": 1.5,
                 "MaxDelaySeconds": 60,
                 "JitterStrategy": "FULL",
@@ -183,7 +183,7 @@ def test_several_parameters_are_filled_by_name(app: lamina.App):
 
 
 def test_retries_wait_on_the_clock_of_the_runtime(app: lamina.App):
-    workflow("again", step(app.functions["picky"]).retry(["ValueError"], attempts=2, interval_s=3), app=app)
+    workflow("again", step(app.functions["picky"]).retry(["ValueError"], attempts=3, interval_s=3), app=app)
     runtime = Runtime(app, default_takes="1ms")
     with pytest.raises(FunctionFailed, match="below zero"):
         runtime.call("again", -1)

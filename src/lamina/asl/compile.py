@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from lamina.asl.document import task_resource
 from lamina.asl.fields import Dialect
 from lamina.asl.lint import check
 from lamina.core.workflow.error_policy import Catcher, ErrorPolicy, Retrier
@@ -55,7 +56,7 @@ class _Compiler:
         on = (state["Next"],) if "Next" in state else ()
         match state["Type"]:
             case "Task":
-                target, params = self._function(state["Resource"])
+                target, params = self._function(task_resource(state))
                 more = data if params is None else {**data, "params": list(params)}
                 may = tuple(state.get("PotentialNext", ()))
                 return Task(name, target, on, data=more, error_policy=_guard(state), resolves_data=True, potential_next=may)

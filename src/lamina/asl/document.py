@@ -2,7 +2,8 @@
 
 A binding names a Resource as it is written, or its short name: the last part of an ARN, without a version
 (`arn:aws:lambda:eu-west-1:123456789012:function:resize:7` is `resize`), and what follows the last `/` or `:` of anything
-else. As it is written comes first.
+else. As it is written comes first. A task of the integration `arn:aws:states:::lambda:invoke` calls the function that its
+FunctionName names, with its Payload; its result is an object with that of the function as `Payload`, as elsewhere.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from lamina.errors import BadValue
 
 T = TypeVar("T")
 
+_INVOKE = re.compile(r"arn:[^:]*:states:[^:]*:[^:]*:lambda:invoke")
 _LAMBDA = re.compile(r"arn:[^:]*:lambda:[^:]*:[^:]*:function:([^:]+)(?::[^:]+)?")
 
 
@@ -54,7 +56,7 @@ def resources_of(document: dict[str, Any]) -> list[str]:
     def walk(machine: dict[str, Any]) -> None:
         for state in machine["States"].values():
             if state["Type"] == "Task":
-                found[state["Resource"]] = None
+                found[task_resource(state)] = None
             for inner in inner_machines(state):
                 walk(inner)
 
@@ -66,6 +68,19 @@ def inner_machines(state: dict[str, Any]) -> list[dict[str, Any]]:
     if state["Type"] == "Map":
         return [state["ItemProcessor"] if "ItemProcessor" in state else state["Iterator"]]
     return list(state["Branches"]) if state["Type"] == "Parallel" else []
+
+
+def is_lambda_invoke(state: dict[str, Any]) -> bool:
+    """Whether a task calls a function as AWS' own editor writes it: by the service integration, with FunctionName and Payload."""
+    return bool(_INVOKE.fullmatch(str(state.get("Resource", ""))))
+
+
+def task_resource(state: dict[str, Any]) -> str:
+    """What a task calls: its Resource, or the function that its Parameters name."""
+    if not is_lambda_invoke(state):
+        return str(state["Resource"])
+    name = str(state.get("Parameters", {}).get("FunctionName", ""))
+    return name if name.startswith("arn:") else name.partition(":")[0]  # without a version
 
 
 def short_name(resource: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from lamina.asl.document import inner_machines
@@ -72,7 +73,7 @@ _SAYS = {
 def portability(document: dict[str, Any], text: str = "") -> list[str]:
     """Portability remarks: number of the line in `text`, JSON path, and what is different."""
     text = text or json.dumps(document, indent=2, ensure_ascii=False)
-    lines = text.splitlines()
+    lines = line_numbers(text)
     found = [(path, field, _SAYS[field]) for path, field in extended_fields(document)]
     found += _remarks(document, "$")
     return [f"{_line(lines, path, field)}: {path}: {field}: {remark}" for path, field, remark in found]
@@ -86,8 +87,8 @@ def _remarks(machine: dict[str, Any], path: str) -> list[tuple[str, str, str]]:
             resource = state["Resource"]
             if not resource.startswith("arn:"):
                 found.append((at, "Resource", f"{resource!r} is a name of ours; elsewhere give it an ARN"))
-            if resource.endswith((".sync", ".sync:2", ".waitForTaskToken")):
-                found.append((at, "Resource", "waits for a job or a token elsewhere; here it is an ordinary call"))
+            if resource.endswith((".sync", ".sync:2")):
+                found.append((at, "Resource", "waits for a job elsewhere; here it is an ordinary call"))
             if "TimeoutSeconds" not in state and "TimeoutSecondsPath" not in state:
                 found.append((at, "TimeoutSeconds", "none is given: none here, and a default of its own elsewhere"))
             if "Credentials" in state:
@@ -106,12 +107,39 @@ def _remarks(machine: dict[str, Any], path: str) -> list[tuple[str, str, str]]:
     return found
 
 
-def _line(lines: list[str], path: str, field: str) -> int:
-    """Line of the field, or of its state: searched downwards, name by name, since each contains the next."""
-    at = 0
-    for name in [part.strip("'\"") for part in path.replace("[", ".").replace("]", "").split(".")[1:]] + [field]:
-        for number in range(at, len(lines)):
-            if f'"{name}"' in lines[number]:
-                at = number
-                break
-    return at + 1
+def _line(lines: dict[str, int], path: str, field: str) -> int:
+    """Line of a field, or of its state where that has none."""
+    own = [number for key, number in lines.items() if key.startswith(member_path(path, field))]
+    return own[0] if own else lines.get(path, 1)
+
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
+
+
+def line_numbers(text: str) -> dict[str, int]:
+    """Line of every member and item of a JSON document, by its path."""
+    found = {"$": 1}
+    stack: list[tuple[str, bool, int]] = []  #: path, is it an object, and the index of an array's item
+    path, line, at, key = "$", 1, 0, ""
+    for token in _TOKEN.finditer(text):
+        line += text.count("\n", at, token.start())
+        at, word = token.start(), token.group()
+        if stack and not stack[-1][1] and word not in ("]", ","):
+            path = f"{stack[-1][0]}[{stack[-1][2]}]"
+            found.setdefault(path, line)
+        if word in "{[":
+            stack.append((path, word == "{", 0))
+            key = ""
+        elif word in "}]":
+            stack.pop()
+            key = "" if stack else key
+        elif word == ",":
+            outer, is_object, index = stack[-1]
+            stack[-1] = (outer, is_object, index + 1)
+            key = ""
+        elif word == ":" and stack and stack[-1][1]:
+            path = member_path(stack[-1][0], json.loads(key))
+            found.setdefault(path, line)
+        elif stack and stack[-1][1] and not key:
+            key = word
+    return found

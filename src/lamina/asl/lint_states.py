@@ -10,6 +10,7 @@ from typing import Any
 
 from lamina.asl import fields, timestamps
 from lamina.asl.choice_rules import COMBINED, COMPARATORS, TESTS, WITH_PATH, compared_type, has_compared_type
+from lamina.asl.document import is_lambda_invoke
 from lamina.asl.intrinsics import IntrinsicError, is_call, parse_call
 from lamina.asl.paths import PathError, json_type_of, member_path, parse_path, parse_reference
 from lamina.asl.state_semantics import template_problems
@@ -86,6 +87,13 @@ def task_problems(state: dict[str, Any], path: str) -> Iterator[Finding]:
     clause = "Task State: timeouts"
     if not isinstance(state.get("Resource"), str) or not state["Resource"]:
         yield f"{path}.Resource", "Task State", "Resource must be a text that names what to call"
+    elif state["Resource"].endswith(".waitForTaskToken") or _mentions_token(state.get("Parameters")):
+        hint = "end the workflow here, and start a second one when the answer is there (HTTP, or a trigger on state)"
+        yield f"{path}.Resource", "Task State", f"waiting for a task token is not supported; {hint}"
+    elif is_lambda_invoke(state):
+        parameters = state.get("Parameters")
+        if not isinstance(parameters, dict) or not isinstance(parameters.get("FunctionName"), str):
+            yield f"{path}.Parameters", "Task State", "lambda:invoke needs a FunctionName that is written in the document"
     for name in ("Timeout", "Heartbeat"):
         key, other = f"{name}Seconds", f"{name}SecondsPath"
         yield from seconds_problems(state, key, path, clause)
@@ -98,6 +106,14 @@ def task_problems(state: dict[str, Any], path: str) -> Iterator[Finding]:
         yield f"{path}.HeartbeatSeconds", clause, "must be smaller than TimeoutSeconds"
     if not isinstance(state.get("PotentialNext", []), list):
         yield f"{path}.PotentialNext", "Task State: PotentialNext", "must be an array of state names"
+
+
+def _mentions_token(template: Any) -> bool:
+    if isinstance(template, dict):
+        return any(_mentions_token(value) for value in template.values())
+    if isinstance(template, list):
+        return any(map(_mentions_token, template))
+    return isinstance(template, str) and "$$.Task.Token" in template
 
 
 def fail_problems(state: dict[str, Any], path: str) -> Iterator[Finding]:

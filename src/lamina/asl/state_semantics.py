@@ -13,6 +13,7 @@ from typing import Any
 
 from lamina.asl import timestamps
 from lamina.asl.choice_rules import rule_holds
+from lamina.asl.document import is_lambda_invoke
 from lamina.asl.errors import INTRINSIC, NO_CHOICE, PARAMETER_PATH, RESULT_PATH, StateError, runtime_error
 from lamina.asl.evaluation import Evaluation
 from lamina.asl.intrinsics import ExpressionScope, IntrinsicError, evaluate, is_call, parse_call
@@ -79,12 +80,15 @@ def effective_input(state: State, raw: Any, at: Evaluation) -> Any:
     """Effective input: InputPath, then Parameters."""
     value = _path(state, "InputPath", raw, at)
     if "Parameters" in state and state["Type"] != "Map":
-        return fill_template(state["Parameters"], ExpressionScope(value, at))
+        value = fill_template(state["Parameters"], ExpressionScope(value, at))
+        return value.get("Payload", {}) if is_lambda_invoke(state) else value
     return value
 
 
 def effective_output(state: State, raw: Any, result: Any, at: Evaluation) -> Any:
     """Output of a state: ResultSelector, then ResultPath into the raw input, then OutputPath."""
+    if is_lambda_invoke(state):
+        result = {"ExecutedVersion": "$LATEST", "Payload": result, "StatusCode": 200}
     if "ResultSelector" in state:
         result = fill_template(state["ResultSelector"], ExpressionScope(result, at))
     return _path(state, "OutputPath", _combine(state.get("ResultPath", "$"), raw, result), at)

@@ -23,6 +23,7 @@ import msgspec
 from lamina.cli._server_config import AgentOptions, EngineOptions, ListenOptions, ObserveOptions, ServerConfig, SourceOptions
 from lamina.cli._shared import policy_options
 from lamina.errors import BadValue, LaminaError, NotLeader
+from lamina.predict.device_presets import UNMEASURED
 from lamina.types import DeviceSpec, FunctionSpec
 from lamina.units import parse_bytes, show_bytes, show_us
 
@@ -375,7 +376,9 @@ class _Server:
             sys.stdout.flush()
             return
         devices = self._config.engine.emulated_devices
-        introduce(gateway, self._config.engine.policy, f"emulated {devices}" if devices else "local")
+        unmeasured = sorted({device.kind for device in gateway.driver.engine.devices} & UNMEASURED) if devices else []
+        label = f"emulated {devices}{f' ({chr(44).join(unmeasured)}: unmeasured)' if unmeasured else ''}"
+        introduce(gateway, self._config.engine.policy, label if devices else "local")
         if admin_url:
             self._announce_walls(gateway)
             click.echo(f"management on {admin_url}")

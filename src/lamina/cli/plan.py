@@ -14,6 +14,7 @@ from lamina.cli import EXIT_FAILED
 from lamina.cli._from_server import from_server_option
 from lamina.cli._shared import FiniteFloat, InputFile, console
 from lamina.errors import BadValue
+from lamina.plugins import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from lamina.cli import _plan_report as show
@@ -33,7 +34,10 @@ _FILE = click.Path(readable=False, path_type=Path)
 
 @click.command()
 @click.argument("tasks", required=False, type=InputFile("give a scenario (.toml), or a CSV of model,rate,SLO lines"))
-@click.option("--policy", default="gpulet", show_default=True, help="gpulet, gpulet-noint, greedy_part, timesharing or frontier.")
+@click.option(
+    "--policy",
+    help=f"gpulet, gpulet-noint, greedy_part, timesharing or frontier; default {DEFAULT_POLICY}, with --compat gpulet.",
+)
 @click.option("--gpus", metavar="N | KIND=N,...", help="Available GPUs; default: as few as possible.")
 @click.option("--profiles", type=_FILE, help="Folder with the profiler's files, for a list of tasks by name.")
 @from_server_option
@@ -53,7 +57,7 @@ _FILE = click.Path(readable=False, path_type=Path)
 @click.option("--plot", type=_FILE, help="Draw the GPUs and their slices (.png or .svg).")
 def command(
     tasks: Path | None,
-    policy: str,
+    policy: str | None,
     gpus: str | None,
     profiles: Path | None,
     server: str | None,
@@ -81,6 +85,7 @@ def command(
     from lamina.cli import _plan_report as show
     from lamina.planner.partitioning.catalogue import WHOLE
 
+    policy = policy or ("gpulet" if compat else DEFAULT_POLICY)
     if plot is not None:
         from lamina.sim.plot import check_path
 

@@ -28,8 +28,21 @@ PRESETS: dict[str, DeviceSpec] = {
         limits=SliceLimits(batches_per_instance=0),
         price_per_s=1.0,
     ),
+    **{
+        kind: DeviceSpec(id=kind, kind=kind, units=units, memory_mib=mib, limits=SliceLimits(batches_per_instance=0))
+        for kind, units, mib in (
+            ("a100", 13, 81_000),  # 108 SMs
+            ("h100", 15, 81_000),  # 132 SMs, as the H200
+            ("l4", 7, 23_000),  # 58 SMs
+            ("l40s", 17, 46_000),  # 142 SMs
+            ("b200", 18, 183_000),  # 148 SMs
+        )
+    },
     "cpu": DeviceSpec(id="cpu", kind="cpu", family="cpu", units=8, memory_mib=32_768, price_per_s=8e-2),
 }
+UNMEASURED = frozenset({"a100", "h100", "l4", "l40s", "b200"})
+"""Kinds of which only the data sheet is known: SMs in groups of eight, and memory. No profile of ours was measured there."""
+
 _COUNTED = re.compile(r"([a-z0-9_]+?)(?:x(\d{1,5}))?")
 
 

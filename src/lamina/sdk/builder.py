@@ -109,11 +109,14 @@ class StateBuilder(Fragment):
         max_delay_s: int | None = None,
         jitter: bool = False,
     ) -> S:
-        """Retry after these errors, with exponential backoff. The first retrier that names an error counts."""
+        """Retry after these errors, with exponential backoff, for up to `attempts` tries in all; MaxAttempts of a document counts
+        those after the first. The first retrier that names an error counts."""
+        if attempts < 1:
+            raise BadFlow(f"retry with attempts={attempts}", hint="from 1 on: the first one counts")
         entry: dict[str, Any] = {
             "ErrorEquals": _error_names(on),
             "IntervalSeconds": interval_s,
-            "MaxAttempts": attempts,
+            "MaxAttempts": attempts - 1,
             "BackoffRate": backoff,
         }
         if max_delay_s is not None:

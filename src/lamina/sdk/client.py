@@ -424,7 +424,8 @@ class ConnectionPool:
             with self._translated_errors(token):
                 token.attach(connection)
                 try:
-                    connection.sendall(b"".join(request.as_http()))
+                    with suppress(ConnectionError):  # it may have answered without reading all of the body: 413
+                        connection.sendall(b"".join(request.as_http()))
                     data = connection.recv(READ_BYTES)
                     if not data:
                         raise ConnectionResetError

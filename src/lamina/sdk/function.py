@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
@@ -23,7 +24,7 @@ from lamina.encoding import RaisedResponse
 from lamina.errors import BadFlow, BadValue
 from lamina.sdk.annotation_conversion import converters_of, result_hint, typed_params
 from lamina.sdk.binding import Param, bind_arguments, defaults_of, params_of
-from lamina.sdk.context import BatchContext, active_context
+from lamina.sdk.context import BatchContext, active_context, context
 from lamina.sdk.remote_target import RemoteTarget
 from lamina.sdk.runner import Runner
 from lamina.sdk.symbols import UnawaitedCall, duration_us
@@ -111,6 +112,13 @@ class Function(RemoteTarget[P, R]):
         where = call_mode.get()
         if where is None and not self.is_class:
             return self.target(*args, **kwargs)
+        if where is None and self._local is None and context().function not in ("", self.name):
+            logging.getLogger("lamina").warning(
+                "%s: a plain call of %s loads a second instance of it in this worker; %s.remote(...) calls the served one",
+                context().function,
+                self.name,
+                getattr(self.target, "__name__", self.name),
+            )
         if where is not None and not isinstance(where, WorkflowTracer) and self.name in where.mocks:
             with plain_python():
                 return where.mocks[self.name](*args, **kwargs)
@@ -204,13 +212,14 @@ class StepOptions:
         max_delay_s: float | None = None,
         jitter: bool = False,
     ) -> StepOptions:
-        """Retry after these errors, with exponential backoff. The first retrier that names an error counts."""
-        if attempts < 0 or interval_s < 0 or backoff < 1:
+        """Retry after these errors, with exponential backoff, for up to `attempts` tries in all. The first retrier that names an
+        error counts."""
+        if attempts < 1 or interval_s < 0 or backoff < 1:
             raise BadFlow(
                 f"{user_place()}: retry with attempts={attempts}, interval_s={interval_s}, backoff={backoff}",
-                hint="attempts and interval_s from 0 on, backoff from 1 on",
+                hint="attempts from 1 on (the first one counts), interval_s from 0 on, backoff from 1 on",
             )
-        pause = (round(interval_s * 1e6), attempts, backoff, round((max_delay_s or 0) * 1e6), jitter)
+        pause = (round(interval_s * 1e6), attempts - 1, backoff, round((max_delay_s or 0) * 1e6), jitter)
         return StepOptions(self._function, replace(self._policy, retry=(*self._policy.retry, Retrier(error_names(on), *pause))))
 
     def timeout(self, duration: str | float) -> StepOptions:

@@ -163,6 +163,8 @@ class WorkflowEngine:
         run = self._state.runs.get(event.call_id)
         if not isinstance(run, WorkflowRun) or not run.take_data((event.scope, event.node, event.execution_id)):
             return
+        if run.is_replaying:  # a wait that follows began when the outcome before it came, not now
+            self._clock.replay_at(run.replayed_us)
         scope = run.scopes[event.scope]
         node = scope.flow.nodes[event.node]
         execution = run.executions.get(event.execution_id)

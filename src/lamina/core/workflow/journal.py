@@ -75,6 +75,7 @@ class RunJournal:
         if not isinstance(run, WorkflowRun):
             return
         self._clock.replay_at(entry.at_us)
+        run.replay_at(entry.at_us)
         if entry.kind == "due":
             self._apply_timer(run, entry)
             return

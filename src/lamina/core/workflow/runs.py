@@ -148,7 +148,7 @@ class WorkflowRun(ActiveCall):
 
     __slots__ = (
         "completed_fan_outs", "durable", "executions", "has_cancelled_scopes", "is_complete", "next_execution",
-        "next_scope", "pending_data", "replay_jobs", "scopes",
+        "next_scope", "pending_data", "replay_jobs", "replayed_us", "scopes",
     )  # fmt: skip
 
     flow: Flow
@@ -159,6 +159,7 @@ class WorkflowRun(ActiveCall):
         self.is_workflow = flow.sole_task is None
         self.durable = call.durable and self.is_workflow  #: a function has nothing to remember but its end
         self.replay_jobs: dict[NodeExecutionKey, list[Job]] = {}  #: while its journal is replayed: jobs not yet begun
+        self.replayed_us = 0  #: when what is being replayed happened first
         self.scopes: dict[int, Scope] = {}
         self.next_scope = ROOT + 1  #: the items of an Each get consecutive numbers from here
         self.pending_data: dict[DataKey, int] = {}  #: asked so often, not yet answered
@@ -295,6 +296,11 @@ class WorkflowRun(ActiveCall):
     def recover(self) -> None:
         """Its journal is to be replayed: until it is, no job is begun."""
         self.state = RunState.REPLAYING
+        self.replay_at(self.call.arrived_us)
+
+    def replay_at(self, at_us: int) -> None:
+        """What is replayed from here on happened then: data it asks for meanwhile is answered at that time too."""
+        self.replayed_us = at_us
 
     @property
     def is_replaying(self) -> bool:

@@ -145,14 +145,15 @@ class RunRoutes:
 
         def work(db: Session) -> list[tuple[RunRow, bytes | None]]:
             target, state, before = query.get("target", ""), query.get("state", ""), query.get("before", "")
-            rows = stored.list_runs(db, grant.tenant, target=target, state=state, before=before, limit=limit)
+            rows = stored.list_runs(db, grant.tenant, target=target, state=state, before=before, limit=limit + 1)
             return [(row, stored.read_outcome(db, row.id)[1].problem if row.state == QUARANTINED else None) for row in rows]
 
         def done(rows: list[tuple[RunRow, bytes | None]] | LaminaError) -> None:
             if isinstance(rows, LaminaError):
                 self._problem(exchange, rows)
                 return
-            last = rows[-1][0].id if len(rows) == limit else None
+            last = rows[limit - 1][0].id if len(rows) > limit else None  # one more was asked for than is shown
+            rows = rows[:limit]
             shown = [
                 run_summary(row) | ({"problem": msgspec.Raw(self._shown_problem(row, problem, grant))} if problem else {})
                 for row, problem in rows

@@ -1,0 +1,193 @@
+"""Small things that a newcomer stumbled over, each by its name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import lamina
+from lamina import cli
+from lamina.asl.document import resources_of
+from lamina.asl.errors import BadDocument
+from lamina.asl.export import line_numbers, portability
+from lamina.asl.lint import check, lint
+from lamina.errors import BadFlow, BadValue
+from lamina.plugins import DEFAULT_POLICY
+from lamina.predict.device_presets import PRESETS, UNMEASURED, parse_devices
+from lamina.sdk.builder import step
+from lamina.sdk.states_workflow import from_asl
+from lamina.testing import Runtime, Server
+
+INVOKE = "arn:aws:states:::lambda:invoke"
+
+
+def order(**task: Any) -> dict[str, Any]:
+    return {"StartAt": "Resize", "States": {"Resize": {"Type": "Task", "End": True, **task}}}
+
+
+# ---------------------------------------------------------------------- attempts=3 means three
+
+
+def test_three_attempts_are_three_tries() -> None:
+    app, tries = lamina.App("tries"), []
+
+    @app.function()
+    def flaky(x: int) -> int:
+        tries.append(x)
+        raise OSError("again")
+
+    @app.workflow()
+    async def wf(x: int):
+        return await flaky.retry([OSError], attempts=3, interval_s=0)(x)
+
+    with pytest.raises(lamina.errors.FunctionFailed):
+        Runtime(app).call("wf", 1)
+    assert tries == [1, 1, 1]
+    assert step(flaky).retry(attempts=3).fields["Retry"][0]["MaxAttempts"] == 2
+
+
+def test_no_attempt_at_all_is_refused() -> None:
+    app = lamina.App("none")
+    function = app.function(name="f")(lambda x: x)
+    with pytest.raises(BadFlow, match="attempts=0"):
+        function.retry(attempts=0)
+    with pytest.raises(BadFlow, match="attempts=0"):
+        step(function).retry(attempts=0)
+
+
+# ------------------------------------------------------------------------------- lambda:invoke
+
+
+@pytest.mark.parametrize("name", ["resize", "resize:$LATEST", "arn:aws:lambda:eu-west-1:123456789012:function:resize:$LATEST"])
+def test_a_task_of_aws_own_editor_calls_the_function_that_it_names(name: str) -> None:
+    app = lamina.App("aws")
+
+    @app.function()
+    def resize(width: int) -> dict[str, int]:
+        return {"pixels": width * width}
+
+    document = order(Resource=INVOKE, Parameters={"FunctionName": name, "Payload.$": "$.image.width"}, OutputPath="$.Payload")
+    from_asl(document, name="wf", app=app, bind={"resize": resize})
+    assert Runtime(app).call("wf", {"image": {"width": 4}}) == {"pixels": 16}
+
+
+def test_functions_of_lambda_invoke_are_told_apart() -> None:
+    document = order(Resource=INVOKE, Parameters={"FunctionName": "resize", "Payload.$": "$"}, Next="Tag")
+    del document["States"]["Resize"]["End"]
+    document["States"]["Tag"] = {"Type": "Task", "Resource": INVOKE, "Parameters": {"FunctionName": "tag"}, "End": True}
+    assert resources_of(document) == ["resize", "tag"]
+
+
+def test_a_function_that_only_the_data_names_is_refused_by_the_linter() -> None:
+    with pytest.raises(BadDocument, match="FunctionName"):
+        check(order(Resource=INVOKE, Parameters={"FunctionName.$": "$.name", "Payload.$": "$"}))
+
+
+# ------------------------------------------------------------------------------- task tokens
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"Resource": f"{INVOKE}.waitForTaskToken", "Parameters": {"FunctionName": "ask"}},
+        {"Resource": "ask", "Parameters": {"token.$": "$$.Task.Token"}},
+    ],
+)
+def test_waiting_for_a_task_token_is_refused_before_it_runs_with_a_way_out(task: dict[str, Any]) -> None:
+    [problem] = lint(order(**task))
+    assert "token is not supported" in problem.message and "second one" in problem.message
+
+
+# -------------------------------------------------------------------------------- lint lines
+
+
+def test_remarks_of_the_linter_have_the_line_of_their_state() -> None:
+    document = {
+        "StartAt": "Validate Order",
+        "States": {
+            "Validate Order": {"Type": "Task", "Resource": "arn:aws:lambda:::function:a", "Next": "Pay"},
+            "Pay": {"Type": "Task", "Resource": "arn:aws:lambda:::function:b", "TimeoutSeconds": 5, "Next": "Ship, {now}"},
+            "Ship, {now}": {"Type": "Task", "Resource": "c", "TimeoutSeconds": 5, "End": True},
+        },
+    }
+    text = json.dumps(document, indent=2)
+    lines = text.splitlines()
+    remarks = portability(document, text)
+    shown = {remark.split(": ")[2]: lines[int(remark.split(":")[0]) - 1].strip() for remark in remarks}
+    assert shown == {"TimeoutSeconds": '"Validate Order": {', "Resource": '"Resource": "c",'}
+
+
+def test_line_numbers_are_those_of_a_parser() -> None:
+    text = '{\n  "a": [1,\n    {"b": "x, y: {"}\n  ],\n  "c": {}\n}'
+    assert line_numbers(text) == {"$": 1, "$.a": 2, "$.a[0]": 2, "$.a[1]": 3, "$.a[1].b": 3, "$.c": 5}
+
+
+# --------------------------------------------------------------------- 413 through the client
+
+
+def test_a_body_that_is_too_large_is_told_as_such_by_both_clients() -> None:
+    import asyncio
+
+    app = lamina.App("large")
+
+    @app.function()
+    def size(blob: bytes) -> int:
+        return len(blob)
+
+    inputs = {"blob": b"x" * (40 << 20)}
+    with Server(app) as server:
+        with pytest.raises(BadValue, match="larger than"):
+            server.client.call("size", inputs)
+
+        async def call() -> Any:
+            async with lamina.AsyncClient(server.url) as client:
+                return await client.call("size", inputs)
+
+        with pytest.raises(BadValue, match="larger than"):
+            asyncio.run(call())
+
+
+# -------------------------------------------------------------- one default policy, more GPUs
+
+
+def test_all_commands_have_one_default_policy() -> None:
+    import click
+
+    context = click.Context(cli.root)
+    found = {}
+    for name in cli.root.list_commands(context):
+        command = cli.root.get_command(context, name)
+        assert command is not None
+        for param in command.params:
+            if param.name == "policy" and isinstance(param.default, str):
+                found[name] = param.default
+    assert set(found.values()) == {DEFAULT_POLICY} and {"serve", "run", "dev"} <= set(found)
+
+
+def test_common_gpus_have_presets_and_those_never_measured_are_marked() -> None:
+    assert {"a100", "h100", "l4", "l40s", "b200"} == UNMEASURED
+    assert [device.id for device in parse_devices("a100x2,l4")] == ["a100-0", "a100-1", "l4-0"]
+    assert PRESETS["l4"].memory_mib < PRESETS["a100"].memory_mib < PRESETS["b200"].memory_mib
+
+
+# ------------------------------------------------------- a plain call loads a second instance
+
+
+def test_a_plain_call_of_a_class_inside_a_function_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    app = lamina.App("twice")
+
+    @app.function()
+    class Model:
+        def __call__(self, x: int) -> int:
+            return 2 * x
+
+    @app.function()
+    def outer(x: int) -> int:
+        return Model(x) + 1  # type: ignore[operator, call-arg]
+
+    with Server(app) as server, caplog.at_level("WARNING", "lamina"):
+        assert [server.client.call("outer", {"x": x}) for x in (1, 2)] == [3, 5]
+    told = [record.getMessage() for record in caplog.records if "second instance" in record.getMessage()]
+    assert len(told) == 1 and "Model.remote" in told[0]
