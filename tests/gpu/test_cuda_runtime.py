@@ -124,7 +124,7 @@ def test_what_was_kept_comes_to_the_host_on_a_stream_that_runs_no_batches():
 def test_a_warmup_run_gives_its_buffers_back():
     runtime, _ = standing()
     plan: Any = SimpleNamespace(buffers=PinnedBuffers())
-    flight = CudaFlight(runtime, plan, 1, "begin", "end", False)
+    flight = CudaFlight(runtime, plan, 1, "begin", "end", False, ())
     flight._landing = ("pinned",)
     flight.free()
     assert plan.buffers.landing == [("pinned",)] and runtime.events == ["begin", "end"]

@@ -150,7 +150,7 @@ def test_what_has_batches_under_way_is_not_unloaded(executor: SliceExecutor):
 class Dying(HostRuntime):
     """A device that fails for good while batches are on it."""
 
-    def launch(self, plan: Any, items: list[Any], *, after: Any = None, keep: bool = False) -> Any:
+    def launch(self, plan: Any, items: list[Any], **options: Any) -> Any:
         flight = super().launch(plan, items)
         flight.is_done = self._die  # type: ignore[method-assign]
         return flight

@@ -255,6 +255,7 @@ def vectors(count: int) -> list[Any]:
 def test_a_segmented_graph_answers_bit_for_bit_what_the_whole_does(slicer: GreenSlicer, cutting: SliceExecutor):
     executor, module = cutting, deep()
     executor.load("deep", module, VECTOR, buckets=(64,))
+    executor.load("net", net(), EXAMPLE, buckets=(8,))  # which could preempt it: else it runs whole
     executor.prepare("deep", [1])
     drain_warmups(executor)
     plan = executor.models["deep"].plans[64, 1]

@@ -51,3 +51,16 @@ def test_time_in_which_it_could_not_look_does_not_count():
     watch = watched((1, 0b1, 1.0))
     watch.find_hung(100.0)
     assert watch.find_hung(1000.0) == []
+
+
+def test_the_time_of_a_paused_batch_does_not_run_and_that_of_the_one_that_preempts_it_does():
+    watch = watched((1, 0b1, 1.0), (2, 0b1, 1.0))
+    steps = [watch.find_hung(100.0 + step * STEP_S * 1.001, paused={1}) for step in range(30)]
+    assert [batch_id for found in steps for batch_id in found] == [2]
+    watch.on_batch_ended(2, 0b1)
+    assert seen(watch, 3, since_s=110.0) == [1], "it goes on where it was"
+
+
+def test_when_all_of_a_slice_are_paused_none_is_blamed():
+    watch = watched((1, 0b1, 1.0))
+    assert [watch.find_hung(100.0 + step * STEP_S * 1.001, paused={1}) for step in range(30)] == [[]] * 30

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from lamina.errors import BadValue
 from lamina.gpu.executor import SliceExecutor
-from lamina.gpu.segments import LEAST_SEGMENTS, SEGMENT_US, group_pieces, piece_bounds
+from lamina.gpu.runtime import HostRuntime
+from lamina.gpu.segments import LEAST_SEGMENTS, SEGMENT_US, cut_graph, group_pieces, is_long, piece_bounds
 from lamina.gpu.slicers.null import NullSlicer
 
 ONE = np.zeros((1, 3), dtype=np.float32)
@@ -127,6 +129,118 @@ def test_a_model_with_a_paused_batch_is_not_unloaded(executor):
             executor.unload(name)
     run_all(executor)
     executor.unload("long")
+
+
+def test_what_is_alone_or_not_preemptible_runs_whole(seen):
+    executor = SliceExecutor(NullSlicer())
+    executor.load("long", Long("long", 5, seen), ONE, buckets=(1,))
+    executor.models.prepare("long", [1])
+    executor.submit("long", rows(1), 1)
+    assert seen == ["long"] * 5, "nothing could preempt it"
+    run_all(executor)
+    executor.load("quick", lambda batch: batch, ONE, buckets=(1,))
+    seen.clear()
+    executor.submit("long", rows(1), 1)
+    assert seen == []
+    run_all(executor)
+    seen.clear()
+    executor.submit("long", rows(1), 1, preemptible=False)
+    assert seen == ["long"] * 5
+
+
+def test_paused_batches_are_told(executor):
+    long = executor.submit("long", rows(1), 1)
+    executor.poll()
+    executor.poll()
+    assert executor.paused == frozenset()
+    executor.submit("other", rows(7), 2, preempts=[long])
+    assert executor.paused == {long}
+    run_all(executor)
+    assert executor.paused == frozenset()
+
+
+class TimedRuntime(HostRuntime):
+    """A runtime whose graphs take so long, and which captures those that are told to be long in segments."""
+
+    def __init__(self, took_us: int) -> None:
+        self.took_us = took_us
+        self.captured: list[int] = []
+
+    def wants_segments(self, took_us: int) -> bool:
+        return is_long(took_us)
+
+    def capture(self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any, block: Any = None, work_sm_us: int = 0):
+        self.captured.append(work_sm_us)
+        plan = super().capture(work, example, bucket, slice_, buffers)
+        plan.work = work if is_long(work_sm_us) else work.__call__  # a bound method has no segments
+        return plan
+
+    def launch(self, plan: Any, items: list[Any], **options: Any) -> Any:
+        flight = super().launch(plan, items, **options)
+        if items[0] is None:
+            flight._found = self.took_us, []
+        return flight
+
+
+@pytest.mark.parametrize(("took_us", "captures"), [(500, [0]), (5_000, [0, 5_000])])
+def test_a_graph_is_timed_whole_and_captured_again_if_it_is_long(seen, took_us: int, captures: list[int]):
+    runtime = TimedRuntime(took_us)
+    executor = SliceExecutor(NullSlicer(), runtime)
+    executor.load("long", Long("long", 5, seen), ONE, buckets=(1,))
+    executor.models.prepare("long", [1])
+    assert runtime.captured == captures
+    assert executor.models["long"].plans[1, 1].is_cut == (len(captures) == 2)
+    executor.models.prepare("long", [2])
+    assert runtime.captured == [*captures, took_us], "on another slice it is known before"
+
+
+class FakeEditor:
+    """Graphs as sets of nodes; a clone has nodes of its own."""
+
+    def __init__(self, nodes: int, fails_at: int = -1) -> None:
+        self.whole = [("whole", place) for place in range(nodes)]
+        self.graphs: dict[str, set[tuple[str, int]]] = {"whole": set(self.whole)}
+        self.removed, self.clones, self.fails_at = 0, 0, fails_at
+        self.pieces: list[list[int]] = []
+
+    def clone_graph(self, graph: str) -> str:
+        self.clones += 1
+        name = f"clone{self.clones}"
+        self.graphs[name] = {(name, place) for _, place in self.graphs[graph]}
+        return name
+
+    def find_in_clone(self, node: tuple[str, int], clone: str) -> tuple[str, int]:
+        assert node in self.graphs[node[0]] and (clone, node[1]) in self.graphs[clone]
+        return clone, node[1]
+
+    def remove_node(self, node: tuple[str, int]) -> None:
+        self.removed += 1
+        self.graphs[node[0]].remove(node)
+
+    def instantiate(self, graph: str) -> int:
+        if len(self.pieces) == self.fails_at:
+            raise RuntimeError("out of memory")
+        self.pieces.append(sorted(place for _, place in self.graphs[graph]))
+        return len(self.pieces) - 1
+
+    def destroy_graph_source(self, graph: str) -> None:
+        del self.graphs[graph]
+
+
+@given(st.integers(1, 300), st.integers(2_000, 60_000))
+def test_halving_gives_the_pieces_with_few_removals_and_leaves_nothing(nodes: int, expected_us: int):
+    bounds, editor = piece_bounds(nodes, expected_us), FakeEditor(nodes)
+    made = cut_graph(editor, "whole", editor.whole, bounds)
+    assert [editor.pieces[one] for one in made] == [list(range(*ends)) for ends in itertools.pairwise(bounds)]
+    assert editor.removed <= nodes * math.ceil(math.log2(max(2, len(bounds) - 1)))
+    assert set(editor.graphs) == {"whole"} and len(editor.graphs["whole"]) == nodes
+
+
+def test_a_cut_that_fails_leaves_no_graph():
+    editor = FakeEditor(40, fails_at=3)
+    with pytest.raises(RuntimeError):
+        cut_graph(editor, "whole", editor.whole, list(range(0, 41, 5)))
+    assert set(editor.graphs) == {"whole"}
 
 
 def test_a_short_graph_stays_whole():

@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from lamina.gpu.driver import CudaDriver
 from lamina.gpu.runtime import CaptureLock, PinnedBuffers, WarmupRun, Work
-from lamina.gpu.segments import group_pieces, is_long, piece_bounds
+from lamina.gpu.segments import cut_graph, group_pieces, is_long, piece_bounds
 from lamina.gpu.slicers.green import GreenSlice
 from lamina.gpu.weights import layerwise_wait
 
@@ -82,10 +82,13 @@ class CudaFlight:
 
     __slots__ = (
         *("_begin", "_count", "_end", "_keep", "_keeps", "_landing", "_plan", "_runtime", "_single", "_staging"),
-        *("_is_paused", "_launched", "_marks", "_pauses", "_piece_marks"),
+        *("_is_paused", "_launched", "_marks", "_pauses", "_piece_marks", "_segments"),
     )
 
-    def __init__(self, runtime: CudaRuntime, plan: CudaPlan, count: int, begin: Any, end: Any, keeps: bool) -> None:
+    def __init__(
+        self, runtime: CudaRuntime, plan: CudaPlan, count: int, begin: Any, end: Any, keeps: bool, segments: Sequence[range]
+    ) -> None:
+        self._segments = segments  #: of pieces; none: it runs whole
         self._runtime, self._plan, self._count, self._begin, self._end = runtime, plan, count, begin, end
         self._staging: Any = None
         self._landing: Any = None
@@ -101,11 +104,17 @@ class CudaFlight:
     @property
     def is_launched(self) -> bool:
         """Whether all of it is in its stream, so that what comes there later runs after it."""
-        return self._launched >= len(self._plan.segments)
+        return self._launched >= len(self._segments)
 
     @property
     def remaining_segments(self) -> int:
-        return len(self._plan.segments) - self._launched
+        return len(self._segments) - self._launched
+
+    @property
+    def device_us(self) -> int:
+        """Time on the device without pauses, once it is done and before `free`."""
+        paused_ms = sum(begin.elapsed_time(end) for begin, end in self._pauses)
+        return int((self._begin.elapsed_time(self._end) - paused_ms) * 1000)
 
     @property
     def is_quiet(self) -> bool:
@@ -129,7 +138,7 @@ class CudaFlight:
 
     def advance(self) -> None:
         """Launch the next segment, one ahead of the one that runs, so that the device does not wait for us."""
-        segments = self._plan.segments
+        segments = self._segments
         while self._launched < len(segments) and not self._is_paused:
             if len(self._marks) >= 2 and not self._marks[-2].query():
                 return
@@ -147,8 +156,7 @@ class CudaFlight:
         self._end.synchronize()
 
     def result(self) -> tuple[int, list[Any]]:
-        paused_ms = sum(begin.elapsed_time(end) for begin, end in self._pauses)
-        device_us = int((self._begin.elapsed_time(self._end) - paused_ms) * 1000)
+        device_us = self.device_us
         if self._keep is not None:
             columns: Any = [[DeviceTensor(row, self._end, self._runtime) for row in part.unbind(0)] for part in self._keep]
         else:
@@ -198,18 +206,20 @@ class CudaRuntime:
         self._use(slice_)  # its buffers are cleared there, before anything reads them
         return CudaPlan(self._torch, work, example, bucket, slice_, buffers)
 
-    def launch(self, plan: CudaPlan, items: list[Any], *, after: Any = None, keep: bool = False) -> CudaFlight:
+    def launch(
+        self, plan: CudaPlan, items: list[Any], *, after: Any = None, keep: bool = False, in_segments: bool = True
+    ) -> CudaFlight:
         stream, count = plan.slice.torch_stream, len(items)
         self._use(plan.slice)
         begin, end = self._event(), self._event()
-        flight = CudaFlight(self, plan, count, begin, end, keep)
+        flight = CudaFlight(self, plan, count, begin, end, keep, plan.segments if in_segments else ())
         if after is not None and not plan.waits_by_itself:
             stream.wait_event(after)
         begin.record(stream)
         if items and items[0] is not None:
             self._fill(plan, items, flight, stream)
         plan.runs += 1
-        if plan.pieces:
+        if flight._segments:
             flight.advance()
             return flight
         if plan.graph is not None:
@@ -278,23 +288,27 @@ class CudaRuntime:
                 graph.capture_end()
         users.add(plan)
         plan.waits_by_itself = waiting.is_complete
-        if is_cut and not self._cut(plan, graph, expected_us):
-            graph.instantiate()
+        if is_cut:
+            graph.instantiate()  # the whole is kept: it runs where nothing could preempt it
+            self._cut(plan, graph, expected_us)
         plan.graph = graph
         plan.is_captured = True
         self.captures += 1
 
-    def _cut(self, plan: CudaPlan, graph: Any, expected_us: int) -> bool:
-        """Cut a captured graph into pieces; False if it must stay whole."""
+    def wants_segments(self, took_us: int) -> bool:
+        """Whether a graph whose replay took so long is to be captured again, in segments."""
+        return self._driver is not None and is_long(took_us)
+
+    def _cut(self, plan: CudaPlan, graph: Any, expected_us: int) -> None:
+        """Cut a captured graph into pieces, unless it must stay whole."""
         driver = self._driver
         assert driver is not None
         raw = graph.raw_cuda_graph()
         nodes = driver.graph_nodes(raw)
         bounds = piece_bounds(len(nodes or ()), expected_us)
         if nodes is None or len(bounds) < 3:
-            return False
-        plan.set_pieces([driver.instantiate_part(raw, nodes, *ends) for ends in itertools.pairwise(bounds)], driver.destroy_graph)
-        return True
+            return
+        plan.set_pieces(cut_graph(driver, raw, nodes, bounds), driver.destroy_graph)
 
     def _pool(self, mask: int, is_cut: bool) -> tuple[Any, WeakSet[CudaPlan]]:
         """Memory pool of the graphs of one slice. With its last graph it is gone for good: then there is a new one."""
@@ -310,8 +324,7 @@ class CudaRuntime:
         self._torch.cuda.empty_cache()
 
     def warmup_run(self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, after: Any = None) -> WarmupRun:
-        """Run on a stream of the slice without other users, and wait for it: once for libraries to choose and compile their
-        kernels, and once more to see how long it takes."""
+        """Run on a stream of the slice without other users, and wait for it: libraries choose and compile their kernels."""
         torch = self._torch
         before = int(torch.cuda.memory_allocated())
         torch.cuda.reset_peak_memory_stats()
@@ -319,19 +332,12 @@ class CudaRuntime:
             if after is not None:
                 stream.wait_event(after)
             inputs = tuple(_like(torch, part, bucket, device="cuda") for part in example)
-            begin, end = self._event(), self._event()
             try:
                 work(*inputs)
-                begin.record(stream)
-                if self._driver is not None:
-                    work(*inputs)
             except torch.OutOfMemoryError:
                 return WarmupRun()  # then a batch that large is halved when it comes
-            end.record(stream)
             stream.synchronize()
-            took_us = int(begin.elapsed_time(end) * 1000)
-            self.events += [begin, end]
-        return WarmupRun((int(torch.cuda.max_memory_allocated()) - before) >> 20, took_us * slice_.sms)
+        return WarmupRun((int(torch.cuda.max_memory_allocated()) - before) >> 20)
 
     def capture(
         self,

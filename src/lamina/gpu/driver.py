@@ -162,15 +162,20 @@ class CudaDriver:
                     heappush(free, after)
         return order
 
-    def instantiate_part(self, graph: int, nodes: list[Any], first: int, last: int) -> int:
-        """A launchable graph of the nodes from `first` up to `last` in this order, which run as they do in the whole."""
-        clone = self._call("cuGraphClone", self._cuda.CUgraph(graph))
-        try:
-            for node in (*nodes[:first], *nodes[last:]):
-                self._call("cuGraphDestroyNode", self._call("cuGraphNodeFindInClone", node, clone))
-            return int(self._call("cuGraphInstantiate", clone, 0))
-        finally:
-            self._call("cuGraphDestroy", clone)
+    def clone_graph(self, graph: Any) -> Any:
+        return self._call("cuGraphClone", self._cuda.CUgraph(graph) if isinstance(graph, int) else graph)
+
+    def find_in_clone(self, node: Any, clone: Any) -> Any:
+        return self._call("cuGraphNodeFindInClone", node, clone)
+
+    def remove_node(self, node: Any) -> None:
+        self._call("cuGraphDestroyNode", node)
+
+    def instantiate(self, graph: Any) -> int:
+        return int(self._call("cuGraphInstantiate", graph, 0))
+
+    def destroy_graph_source(self, graph: Any) -> None:
+        self._call("cuGraphDestroy", graph)
 
     def launch_graph(self, executable: int, stream: int) -> None:
         self._call("cuGraphLaunch", self._cuda.CUgraphExec(executable), self._cuda.CUstream(stream))

@@ -74,6 +74,7 @@ class _Part:
     items: list[Any]
     mask: int
     keep: bool
+    preemptible: bool
     flight: Any = None  #: None: it has not begun
 
     @property
@@ -138,9 +139,11 @@ class SliceExecutor:
         keep: bool = False,
         then: Callable[[FinishedBatch], None] | None = None,
         preempts: Iterable[int] = (),
+        preemptible: bool = True,
     ) -> int:
         """Launch a batch. Items as `example` shows them, without its first dimension. `keep` leaves the results
-        on the device; `then` comes back with what has ended. Batches that it `preempts`, by ticket, wait meanwhile."""
+        on the device; `then` comes back with what has ended. Batches that it `preempts`, by ticket, wait meanwhile.
+        One that is not `preemptible` runs whole, and so does one that is alone here: pieces cost a little each."""
         if self._lost:
             raise ExecutorLost(self._lost)
         target = self.models[function]
@@ -159,7 +162,7 @@ class SliceExecutor:
         most = target.largest_fit  # as of now: a piece that does not fit makes it smaller
         ticket.open_parts = -(-len(inputs) // most)  # all of them: one that fails at once must not end the others
         for first in range(0, len(inputs), most):
-            self._add(_Part(ticket, target, first, inputs[first : first + most], mask, keep))
+            self._add(_Part(ticket, target, first, inputs[first : first + most], mask, keep, preemptible))
         return ticket.id
 
     def remaining_segments(self, ticket: int) -> int:
@@ -190,6 +193,11 @@ class SliceExecutor:
         except Exception as error:
             self._fail_all(error, done)
         return done
+
+    @property
+    def paused(self) -> frozenset[int]:
+        """Tickets that wait for batches which preempt them."""
+        return frozenset(ticket.id for ticket in self._open.values() if ticket.preempted_by) if self._preempting else frozenset()
 
     @property
     def in_flight(self) -> int:
@@ -225,7 +233,9 @@ class SliceExecutor:
     def _begin(self, piece: _Part) -> bool:
         """Launch a part; False if that failed, and the part is settled."""
         try:
-            piece.flight = self.models.launch(piece.function, self._tuples(piece.items), piece.mask, keep=piece.keep)
+            in_segments = piece.preemptible and len(self.models) > 1
+            items = self._tuples(piece.items)
+            piece.flight = self.models.launch(piece.function, items, piece.mask, keep=piece.keep, in_segments=in_segments)
         except (Exception, SystemExit) as error:
             traceback.clear_frames(error.__traceback__)  # which would keep what it had on the device
             self._failed(piece, error)
@@ -269,7 +279,10 @@ class SliceExecutor:
             piece.ticket.open_parts += 1
             piece.ticket.parts.remove(piece)
             for first, items in ((0, piece.items[:half]), (half, piece.items[half:])):
-                self._add(_Part(piece.ticket, piece.function, piece.first + first, items, piece.mask, piece.keep))
+                part = _Part(
+                    *(piece.ticket, piece.function, piece.first + first, items, piece.mask, piece.keep, piece.preemptible)
+                )
+                self._add(part)
             return
         piece.ticket.error = piece.ticket.error or error
         self._close_part(piece, self._finished_early)

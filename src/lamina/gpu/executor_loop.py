@@ -75,6 +75,7 @@ class _Batch:
     keeps: bool = False
     is_ordered_by_slice: bool = False  #: its slice will run it before whatever comes to that slice later
     is_waiting: bool = False  #: for its primary thread, or for room on the device
+    ticket: int = 0  #: of the executor; 0: none
     followers: list[Callable[[], None]] = field(default_factory=list)  #: to be called when it has ended, and been told
     spans: list[InnerSpan] = field(default_factory=list)  #: parts of it that the function wants to be seen
 
@@ -146,10 +147,14 @@ class ExecutorLoop:
             self._loader.step()
             if self._gc_schedule.collect_if_due(time.monotonic(), is_idle=not self._open, is_loading=self._loader.is_loading):
                 self._executor.models.trim()
-            for batch_id in self._hang_detector.find_hung(time.monotonic()):
+            for batch_id in self._hang_detector.find_hung(time.monotonic(), self._paused_batches()):
                 self._channel.send(BatchHung(batch_id))
             if not self._is_standby:
                 self._report_usage()
+
+    def _paused_batches(self) -> set[int]:
+        tickets = self._executor.paused
+        return {batch_id for batch_id, batch in self._open.items() if batch.ticket in tickets} if tickets else set()
 
     def _promote(self) -> None:
         """Begin to serve: the device is ours."""
@@ -252,7 +257,9 @@ class ExecutorLoop:
         if models.is_ready(instance, len(items), mask) and not models.is_eager_only(instance):
             self._begin(batch)
             batch.is_ordered_by_slice = True
-            self._submit(instance, items, mask, lambda done: self._on_model_done(batch, items, done), keep=batch.keeps)
+            batch.ticket = self._executor.submit(
+                instance, items, mask, keep=batch.keeps, then=lambda done: self._on_model_done(batch, items, done)
+            )
             return
         try:
             self._slicer.slice(mask)

@@ -146,11 +146,22 @@ class GraphCaptureQueue:
 
     def step(self) -> None:
         """Start the captures whose time has come; called at every turn."""
+        for instance, key in self._executor.models.take_long():
+            loaded = next((one for one in self._graphs if one.instance == instance), None)
+            if loaded is not None:
+                self._recapture(loaded, key)
         now_s = time.monotonic()
         if self._pending and now_s - self._last_step_s >= STEP_S:
             self._last_step_s = now_s
             for loaded in list(self._pending):
                 self._capture_next(loaded)
+
+    def _recapture(self, loaded: LoadedFunction, key: GraphKey) -> None:
+        """A graph turned out to be long: capture it again, in segments. It serves as it is until then."""
+        graphs = self.graphs_of(loaded)
+        if not loaded.is_unloading and key not in graphs.capturing and key not in graphs.to_capture:
+            graphs.to_capture.append(key)
+            self._capture_next(loaded)
 
     def _is_settled(self, loaded: LoadedFunction, graphs: FunctionGraphs, key: GraphKey) -> bool:
         """Is it captured, or known to be impossible?"""

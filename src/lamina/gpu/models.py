@@ -35,7 +35,7 @@ class LoadedModel:
     plans: dict[tuple[int, int], Any] = field(default_factory=dict)  #: by (bucket, mask)
     buffers: dict[int, PinnedBuffers] = field(init=False)  #: by bucket
     largest_fit: int = field(init=False)  #: items that are known to fit into memory together
-    work_sm_us: dict[int, int] = field(default_factory=dict)  #: by bucket: time x SMs of a warm-up run
+    work_sm_us: dict[int, int] = field(default_factory=dict)  #: by bucket: time x SMs of its graph, whole
 
     def __post_init__(self) -> None:
         self.largest_fit = self.buckets[-1]
@@ -60,7 +60,11 @@ class ModelTable:
     def __init__(self, slicer: Slicer, runtime: DeviceRuntime, weights: WeightStore | None) -> None:
         self._slicer, self._runtime, self._weights = slicer, runtime, weights
         self._loaded: dict[str, LoadedModel] = {}
-        self._warmups: list[tuple[LoadedModel, Any]] = []  #: first replays of graphs, without a client
+        self._warmups: list[tuple[LoadedModel, Any, tuple[int, int]]] = []  #: first replays of graphs, without a client
+        self._long: list[tuple[str, tuple[int, int]]] = []  #: graphs that are to be captured again, in segments
+
+    def __len__(self) -> int:
+        return len(self._loaded)
 
     def __contains__(self, name: str) -> bool:
         return name in self._loaded
@@ -142,7 +146,6 @@ class ModelTable:
         Returns the MiB beside the weights. Where two threads capture, each has the module as a `work` of its own."""
         function, slice_ = self[name], self._slicer.slice(mask)
         ran = self._runtime.warmup_run(work or function.work, function.example, bucket, slice_, self.weights_event(function))
-        function.work_sm_us[bucket] = ran.sm_us
         return ran.mib
 
     def capture(self, name: str, bucket: int, mask: int, work: Work | None = None, *, waits: bool = True) -> Any:
@@ -175,7 +178,7 @@ class ModelTable:
         function = self[name]
         if not isinstance(plan, Exception):
             try:
-                self.launch_warmup(function, plan, bucket)
+                self.launch_warmup(function, plan, bucket, mask)
             except Exception as error:
                 if self._runtime.is_broken(error):
                     raise
@@ -256,6 +259,15 @@ class ModelTable:
                     finally:
                         self.unpin(name)
                     self.install_graph(name, bucket, mask, plan)
+                    while self.reap_warmups():
+                        pass
+                    if self.take_long():
+                        self.pin(name)
+                        try:
+                            plan = self.capture(name, bucket, mask)
+                        finally:
+                            self.unpin(name)
+                        self.install_graph(name, bucket, mask, plan)
 
     # ------------------------------------------------------------------------ batches
 
@@ -267,12 +279,12 @@ class ModelTable:
             plan = function.plans[bucket, mask] = self._runtime.plan(function.work, function.example, bucket, slice_, buffers)
         return plan
 
-    def launch(self, function: LoadedModel, items: list[Any], mask: int, *, keep: bool) -> Any:
+    def launch(self, function: LoadedModel, items: list[Any], mask: int, *, keep: bool, in_segments: bool = True) -> Any:
         """Launch a batch by its graph, or eagerly where there is none. Its weights stay until `release_weights`."""
         self.ensure_resident(function)
         try:
             plan = self.plan(function, function.bucket_for(len(items), mask), mask)
-            return self._runtime.launch(plan, items, after=self.weights_event(function), keep=keep)
+            return self._runtime.launch(plan, items, after=self.weights_event(function), keep=keep, in_segments=in_segments)
         except BaseException:
             self.release_weights(function)
             raise
@@ -283,7 +295,7 @@ class ModelTable:
 
     # ------------------------------------------------------------------ warm-up runs
 
-    def launch_warmup(self, function: LoadedModel, plan: Any, bucket: int) -> None:
+    def launch_warmup(self, function: LoadedModel, plan: Any, bucket: int, mask: int) -> None:
         """Launch a run without a client. Its weights count as used until it has ended."""
         self.ensure_resident(function)
         try:
@@ -291,15 +303,31 @@ class ModelTable:
         except BaseException:
             self.release_weights(function)
             raise
-        self._warmups.append((function, flight))
+        self._warmups.append((function, flight, (bucket, mask)))
 
     def reap_warmups(self) -> bool:
-        """Reap warm-up runs that have ended; are there others?"""
+        """Reap warm-up runs that have ended; are there others? Each tells how long its graph takes."""
         for entry in [entry for entry in self._warmups if entry[1].is_done()]:
             self._warmups.remove(entry)
-            entry[1].free()
-            self.release_weights(entry[0])
+            function, flight, key = entry
+            plan, took_us = function.plans.get(key), flight.device_us
+            flight.free()
+            self.release_weights(function)
+            if plan is not None and not plan.is_cut:
+                self._on_replayed(function, key, took_us)
         return bool(self._warmups)
+
+    def _on_replayed(self, function: LoadedModel, key: tuple[int, int], took_us: int) -> None:
+        """A whole graph has run once. One that is long is captured again, unless it was tried and could not be cut."""
+        is_new = key[0] not in function.work_sm_us
+        function.work_sm_us[key[0]] = took_us * getattr(self._slicer.slice(key[1]), "sms", 1)
+        if is_new and self._runtime.wants_segments(took_us):
+            self._long.append((function.name, key))
+
+    def take_long(self) -> list[tuple[str, tuple[int, int]]]:
+        """Graphs that are to be captured again since the last time, by model, batch size and slice."""
+        taken, self._long = self._long, []
+        return taken
 
     def has_warmups(self, name: str = "") -> bool:
         return any(not name or entry[0].name == name for entry in self._warmups)

@@ -89,10 +89,9 @@ class GraphPlan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WarmupRun:
-    """What a run without a client took: MiB beside the weights, and time on the device times its SMs."""
+    """What a run without a client took: MiB beside the weights."""
 
     mib: int = 0
-    sm_us: int = 0
 
 
 class InFlightRun(Protocol):
@@ -110,6 +109,11 @@ class InFlightRun(Protocol):
 
     @property
     def remaining_segments(self) -> int: ...
+
+    @property
+    def device_us(self) -> int:
+        """Time on the device without pauses, once it is done and before `free`."""
+        ...
 
     def pause(self) -> None:
         """Stop after the segments that are on their way."""
@@ -132,7 +136,13 @@ class InFlightRun(Protocol):
 
 class DeviceRuntime(Protocol):
     def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, buffers: PinnedBuffers) -> GraphPlan: ...
-    def launch(self, plan: Any, items: list[Any], *, after: Any = None, keep: bool = False) -> InFlightRun: ...
+    def launch(
+        self, plan: Any, items: list[Any], *, after: Any = None, keep: bool = False, in_segments: bool = True
+    ) -> InFlightRun: ...
+    def wants_segments(self, took_us: int) -> bool:
+        """Whether a graph whose replay took so long is to be captured again, in segments."""
+        ...
+
     def warmup_run(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, after: Any = None) -> WarmupRun: ...
     def capture(
         self,
@@ -184,6 +194,10 @@ class HostFlight:
     def is_quiet(self) -> bool:
         return self._is_paused and self._steps is not None
 
+    @property
+    def device_us(self) -> int:
+        return self._found[0]
+
     def pause(self) -> None:
         self._is_paused = True
 
@@ -222,7 +236,12 @@ class HostRuntime:
     def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: DeviceSlice, buffers: PinnedBuffers) -> HostPlan:
         return HostPlan(work, example, bucket, slice_)
 
-    def launch(self, plan: HostPlan, items: list[Any], *, after: Any = None, keep: bool = False) -> HostFlight:
+    def wants_segments(self, took_us: int) -> bool:
+        return False  # what has steps has them from the beginning
+
+    def launch(
+        self, plan: HostPlan, items: list[Any], *, after: Any = None, keep: bool = False, in_segments: bool = True
+    ) -> HostFlight:
         plan.runs += 1
         if items[0] is None:  # a warm-up: that is for graphs, which have to be brought to a device
             return HostFlight(0, [])
@@ -231,7 +250,7 @@ class HostRuntime:
             for row, item in enumerate(items):
                 for buffer, part in zip(plan.inputs, item, strict=True):
                     buffer[row] = part
-            if plan.is_cut:
+            if plan.is_cut and in_segments:
                 return HostFlight(0, [], _steps(plan, len(items)))
             outputs = split_rows(plan.work(*plan.inputs), len(items))
         return HostFlight((time.perf_counter_ns() - begin_ns) // 1000, outputs)
