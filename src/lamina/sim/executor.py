@@ -230,7 +230,8 @@ class SimulatedExecutor:
 
     def _load(self, now_us: int, action: Load) -> Scheduled:
         self.accounting.instance_loaded(now_us, action.function, action.instance, action.device, action.mask, action.quota)
-        load_us = self.hardware.load_us(action.function, self.accounting.devices[action.device].spec.kind)
+        kind = self.accounting.devices[action.device].spec.kind
+        load_us = 0 if action.adopts else self.hardware.load_us(action.function, kind)
         return ((now_us + load_us, InstanceReady(action.instance, load_us)),)
 
     def _unload(self, now_us: int, action: Unload) -> Scheduled:
