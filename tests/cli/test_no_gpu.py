@@ -26,6 +26,7 @@ def said(capsys: pytest.CaptureFixture[str], *devices: DeviceSpec) -> str:
         targets=SimpleNamespace(all=[]),
         durable=None,
         cluster=None,
+        is_open_to_all=False,
         grpc_port=0,
         url="http://here",
     )

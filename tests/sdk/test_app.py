@@ -141,16 +141,6 @@ def test_a_class_that_cannot_be_called_is_refused(app: lamina.App):
         class Empty: ...
 
 
-def test_a_class_that_needs_arguments_is_refused(app: lamina.App):
-    with pytest.raises(BadValue, match="__init__ needs 'path'"):
-
-        @app.function()
-        class Model:
-            def __init__(self, path): ...
-
-            def __call__(self, x): ...
-
-
 def test_a_refused_function_leaves_no_trace(app: lamina.App):
     with pytest.raises(BadValue):
         app.function(name="f")(lambda *args: args)

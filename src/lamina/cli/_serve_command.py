@@ -228,6 +228,8 @@ class _Server:
             for task in beside:
                 task.cancel()
             is_deposed = gateway.deposed.is_set() and not stop.is_set()
+            if config.drain_s and not is_deposed and not self._is_refused:
+                await self._drain(gateway)
             grace_s = min(config.grace_s, STEP_DOWN_S) if is_deposed else config.grace_s
             self._note("another server leads: starting again, as its standby" if is_deposed else _STOPPING)
             if admin is not None:
@@ -236,6 +238,16 @@ class _Server:
         if left:
             self._note(f"gave up {left} calls after {grace_s:g}s")
         return RESTART if is_deposed else EXIT_BAD if self._is_refused else 0
+
+    async def _drain(self, gateway: Gateway) -> None:
+        """Be not ready, and serve on for a while; a second signal ends it."""
+        self._note(f"draining: not ready, and still serving for {self._config.drain_s:g} s")
+        gateway.drain()
+        again = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, again.set)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(again.wait(), self._config.drain_s)
 
     async def _check_slos(self, gateway: Gateway, stop: asyncio.Event) -> None:
         """Check SLOs against measured times once the functions that are always loaded have been timed."""
@@ -258,15 +270,18 @@ class _Server:
         from lamina.gateway.observability import logs
         from lamina.gateway.observability.tracer import Tracer
         from lamina.server.listener import server_context
-        from lamina.server.origins import parse_origins
+        from lamina.server.origins import is_loopback, parse_origins
 
         listen, management, observe = self._config.listen, self._config.access, self._config.observe
         await self._check_ports()
         if management.management_port is not None and self._store is None:
             option = "--admin-port" if management.admin_port is not None else "--console"
             raise BadValue(f"{option}: management needs a store", hint="give a --store")
-        access = await open_access(self._store, management.operator_token) if self._store is not None else None
-        check_host(listen.host, access)
+        is_local = is_loopback(listen.host) and is_loopback(management.admin_host) and management.operator_token_file is None
+        token = "" if is_local else management.operator_token  # a variable for the client's sake is none of a local server
+        access = await open_access(self._store, token) if self._store is not None else None
+        if not listen.no_auth:
+            check_host(listen.host, access)
         check_host(management.admin_host, access)
         if listen.tls is not None:
             server_context(*listen.tls)
@@ -288,6 +303,7 @@ class _Server:
                 origins=parse_origins(listen.host_names, listen.cors_origins),
                 memory_bytes=listen.memory_bytes,
                 advertised=listen.advertised,
+                no_auth=listen.no_auth,
             ),
             store=self._store,
             retention_us=self._config.store.retention_us,
@@ -452,6 +468,8 @@ def introduce(gateway: Gateway, policy: str, label: str) -> None:
         click.echo(f"  agents    may join on port {gateway.cluster.listener.port}")
     if gateway.grpc_port:
         click.echo(f"  gRPC      {gateway.host}:{gateway.grpc_port}")
+    if gateway.is_open_to_all:
+        click.echo("  warning   no authentication: whatever reaches this port may call everything (--no-auth)")
     click.echo(f"listening on {gateway.url}   (Ctrl-C stops)")
 
 

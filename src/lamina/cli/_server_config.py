@@ -84,6 +84,7 @@ class ListenOptions:
     allow_hosts: tuple[str, ...]  #: names besides the address itself
     cors_origins: tuple[str, ...]  #: of web pages that may call
     advertise: str | None
+    no_auth: bool
     role_label_pods: str | None  #: of Kubernetes, with commas
 
     @property
@@ -160,9 +161,9 @@ class AccessOptions:
 
     @property
     def operator_token(self) -> str:
-        """Token that is kept outside the store; "": none."""
+        """Token that is kept outside the store, of its file or, where none is named, of LAMINA_TOKEN; "": none."""
         if self.operator_token_file is None:
-            return ""
+            return os.environ.get("LAMINA_TOKEN", "")
         try:
             found = self.operator_token_file.read_text("utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
@@ -260,6 +261,7 @@ class ServerConfig:
     agents: AgentOptions
     observe: ObserveOptions
     grace_s: float
+    drain_s: float = 0.0
 
 
 def server_config(options: Mapping[str, Any]) -> ServerConfig:
@@ -273,6 +275,7 @@ def server_config(options: Mapping[str, Any]) -> ServerConfig:
         agents=_group(AgentOptions, options),
         observe=_group(ObserveOptions, options),
         grace_s=parse_us(options["grace"], "--grace") / 1e6,
+        drain_s=parse_us(options["drain"], "--drain") / 1e6,
     )
 
 

@@ -56,6 +56,7 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
     help="What to do at the start about an SLO that one request alone misses by far.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; any but loopback requires tokens.")
+@click.option("--no-auth", is_flag=True, help="Ask for no token, wherever it listens: all who reach the port may call.")
 @click.option(
     "--advertise", metavar="URL", help="Where clients reach this server, told by its standby; default: where it listens."
 )
@@ -100,6 +101,12 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
 )
 @click.option("--log-calls", is_flag=True, help="Log every call, to stderr.")
 @click.option("--grace", default="30s", show_default=True, help="How long calls in flight may take at shutdown.")
+@click.option(
+    "--drain",
+    default="0s",
+    show_default=True,
+    help="At shutdown, first be not ready and go on serving for so long: until a load balancer has noticed.",
+)
 @click.option("--store", "place", metavar="PATH|URL|none", help="Where runs are kept; default: a folder .lamina beside the app.")
 @click.option("--keep", default="168h", show_default=True, help="How long ended runs and their results are kept.")
 @click.option("--plain-errors", is_flag=True, help="Do not send error messages and tracebacks of functions to clients.")

@@ -77,7 +77,8 @@ def check_host(host: str, access: AccessControl | None = None) -> bool:
     if access is None or not access.usable_tokens():
         raise BadValue(
             f"host: {host!r} is not a loopback address, and there is no token",
-            hint="make one: lamina token create NAME --store PATH; then serve with --store PATH",
+            hint="set LAMINA_TOKEN to one of your own; or make one (lamina token create NAME --store PATH) and serve with that "
+            "store; or serve without any: --no-auth",
         )
     return True
 

@@ -51,7 +51,7 @@ from lamina.sdk.app import App
 from lamina.server.http1 import HttpLimits, HttpServer
 from lamina.server.listener import server_context
 from lamina.server.memory_budget import MemoryBudget
-from lamina.server.origins import OriginPolicy, OriginSettings
+from lamina.server.origins import OriginPolicy, OriginSettings, is_loopback
 from lamina.server.process_status import ProcessStatus, default_memory_budget
 from lamina.state.triggers import Triggers, open_triggers
 from lamina.store.base import Store
@@ -81,6 +81,7 @@ class ListenConfig:
     origins: OriginSettings = OriginSettings()  #: host names and web pages besides its own
     memory_bytes: int = 0  #: budget for what clients make the server hold; 0: a part of the memory there is
     advertised: str = ""  #: where clients reach it, if that is not where it listens
+    no_auth: bool = False  #: no token is asked for, wherever it listens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +107,7 @@ class Gateway:
         full_errors: bool,
         prepare: Prepare | None = None,
     ) -> None:
-        auth = Authenticator(access, requires_token=check_host(listen.host, access))
+        auth = Authenticator(access, requires_token=not listen.no_auth and check_host(listen.host, access))
         limits, tracer = listen.limits, observers.tracer
         self.app, self.driver = app, loop = runtime.app, runtime.driver
         self.cluster = loop.engine if isinstance(loop.engine, ClusterEngine) else None
@@ -218,7 +219,7 @@ class Gateway:
         self._store = store
         self._prepare = prepare
         self._on_triggers: list[Callable[[Triggers], None]] = []
-        self._is_serving_apps = self._is_active = self._is_taking_over = False
+        self._is_serving_apps = self._is_active = self._is_taking_over = self._is_draining = False
         self._tasks: list[asyncio.Task[None]] = []  #: of a standby
         if store is not None:
             store.watch(self._on_term)
@@ -240,8 +241,21 @@ class Gateway:
         specs = [states[name].spec for name in (states if functions is None else functions) if name in states]
         return slo_shortfalls(specs, measured_times(controller.predictor))
 
+    @property
+    def is_open_to_all(self) -> bool:
+        """No token is asked for where others can reach it."""
+        return self._listen.no_auth and not is_loopback(self.host)
+
+    def drain(self) -> None:
+        """Not ready from now on, and still serving: until a load balancer has noticed, calls keep coming."""
+        self._is_draining = True
+
     def is_ready(self) -> bool:
-        return self.process.refusal is None and has_required_instances(self.driver.controller, self.targets.optional_functions())
+        return (
+            not self._is_draining
+            and self.process.refusal is None
+            and has_required_instances(self.driver.controller, self.targets.optional_functions())
+        )
 
     async def start(self) -> None:
         """Start the runtime; recover what an earlier server left, or stand by while another leads; then listen."""

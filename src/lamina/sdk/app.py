@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
@@ -149,19 +149,44 @@ class App:
         """
         if bare:
             raise BadValue(f"{user_place()}: @app.function without parentheses", hint="write @app.function()")
-        spec, isolated = _function_spec(batch, slo, cpu, gpu, scale, quota, home, lend, idempotent, max_queue, objective)
+        options: Any = {
+            "batch": batch,
+            "name": name,
+            "slo": slo,
+            "cpu": cpu,
+            "gpu": gpu,
+            "scale": scale,
+            "quota": quota,
+            "home": home,
+            "lend": lend,
+            "idempotent": idempotent,
+            "max_queue": max_queue,
+            "objective": objective,
+        }
+        _function_spec(
+            batch, slo, cpu, gpu, scale, quota, home, lend, idempotent, max_queue, objective
+        )  # with the line of the mistake
+        return lambda target: self.add_function(target, options)
 
-        def decorate(target: Any) -> Any:
-            place = user_place()
-            target_name = name or (_snake(target.__name__) if isinstance(target, type) else target.__name__)
-            self.claim_name(target_name, place)
-            function: Function[..., Any] = Function(
-                self, target, replace(spec, name=target_name), place, isolated=isolated, home=home
-            )
+    def add_function(
+        self, target: Any, options: dict[str, Any], bound: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+    ) -> Function[..., Any]:
+        """Add a function with the options of `function`. A class whose arguments are missing is none yet: see `Function.bind`."""
+        place = user_place()
+        given = {key: value for key, value in options.items() if key != "name"}
+        target_name = options.get("name") or (_snake(target.__name__) if isinstance(target, type) else target.__name__)
+        self.claim_name(target_name, place)
+        spec, isolated = _function_spec(**given)
+        function: Function[..., Any] = Function(
+            *(self, target, replace(spec, name=target_name), place),
+            isolated=isolated,
+            home=given["home"],
+            options=cast(FunctionOptions, given),
+            bound=bound,
+        )
+        if not function.needs_arguments:
             self.functions[target_name] = function
-            return function
-
-        return decorate
+        return function
 
     def kernel_graph(
         self,

@@ -15,7 +15,7 @@ import inspect
 import logging
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 from msgspec.structs import replace
 
@@ -35,7 +35,7 @@ from lamina.sdk.workflow_tracing import WorkflowTracer, call_mode, plain_python
 from lamina.types import FunctionSpec
 
 if TYPE_CHECKING:
-    from lamina.sdk.app import App
+    from lamina.sdk.app import App, FunctionOptions
 
 Errors = Sequence[str | type[BaseException]]
 
@@ -51,8 +51,19 @@ class Function(RemoteTarget[P, R]):
     kind = "functions"
 
     def __init__(
-        self, app: App, target: Any, spec: FunctionSpec, place: str, *, isolated: bool = False, home: bool | None = None
+        self,
+        app: App,
+        target: Any,
+        spec: FunctionSpec,
+        place: str,
+        *,
+        isolated: bool = False,
+        home: bool | None = None,
+        options: FunctionOptions | None = None,
+        bound: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}),
     ) -> None:
+        self._options: FunctionOptions = options or {}
+        self.bound = bound  #: arguments of its class
         self.app = app
         self.target = target
         self.spec = spec
@@ -61,8 +72,7 @@ class Function(RemoteTarget[P, R]):
         self.isolated = isolated  #: a process of its own on the GPU
         self.home = spec.home if home is None else home  #: as asked for; an isolated function has one on its GPU in any case
         self.is_class = inspect.isclass(target)
-        if self.is_class:
-            _check_class(target, place)
+        self.needs_arguments = self.is_class and _needs_arguments(target, place, bound)  #: it cannot be served without `bind`
         body = (target.pre if issubclass(target, TorchModel) else target.__call__) if self.is_class else target
         self.is_async = inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body)
         self.streams = inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body)  #: it yields its answer in pieces
@@ -142,6 +152,25 @@ class Function(RemoteTarget[P, R]):
         """A step that must send heartbeats: `f.heartbeat("5s")(x)`."""
         return StepOptions(self).heartbeat(duration)
 
+    def options(self, **changes: Unpack[FunctionOptions]) -> Function[P, R]:
+        """The same code as another function, with other options: `Model.options(name="model-fast", slo="20ms")`."""
+        return self._again(self.bound, changes)
+
+    def bind(self, *args: Any, name: str | None = None, **kwargs: Any) -> Function[P, R]:
+        """The class with arguments, as a function of its own: `Model.bind(path="b.onnx", name="model-b")`. A class whose
+        `__init__` needs arguments is served only so. `name` is the function's, no argument; by default that of the class."""
+        if not self.is_class:
+            raise BadValue(f"{user_place()}: bind: {self.name!r} is no class", hint="give the arguments with each call")
+        return self._again((args, kwargs), {"name": name} if name is not None or not self.needs_arguments else {})
+
+    def _again(self, bound: tuple[tuple[Any, ...], dict[str, Any]], changes: FunctionOptions) -> Function[P, R]:
+        if changes.get("name") is None and not self.needs_arguments:
+            raise BadValue(f"{user_place()}: {self.name!r} again, without a name of its own", hint="give name=")
+        options: Any = {"name": self.name, **self._options, **changes}
+        if options["name"] is None:
+            options["name"] = self.name
+        return cast("Function[P, R]", self.app.add_function(self.target, options, bound))
+
     def open(self) -> Runner:
         """Load an instance. Raises `LoadFailed`, caused by the user's own error."""
         return Runner(self)
@@ -178,18 +207,24 @@ class Function(RemoteTarget[P, R]):
             opened.close()
 
 
-def _check_class(target: type, place: str) -> None:
+def _needs_arguments(target: type, place: str, bound: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+    """Check a class and what was bound to it; whether arguments are missing."""
     if not inspect.isfunction(inspect.getattr_static(target, "__call__", None)):
         raise BadValue(
             f"{place}: class {target.__name__} has no __call__", hint="write def __call__(self, ...): it handles requests"
         )
     init = inspect.getattr_static(target, "__init__", None)
-    if inspect.isfunction(init):
-        for param in list(inspect.signature(init).parameters.values())[1:]:
-            if param.default is param.empty and param.kind not in (param.VAR_POSITIONAL, param.VAR_KEYWORD):
-                raise BadValue(
-                    f"{place}: {target.__name__}.__init__ needs {param.name!r}", hint="workers make instances without arguments"
-                )
+    if not inspect.isfunction(init):
+        if bound[0] or bound[1]:
+            raise BadValue(f"{place}: {target.__name__} takes no arguments", hint="write def __init__(self, path): ...")
+        return False
+    try:
+        inspect.signature(init).bind(None, *bound[0], **bound[1])
+    except TypeError as error:
+        if bound[0] or bound[1]:
+            raise BadValue(f"{place}: {target.__name__}: {error}", hint="give what its __init__ takes") from None
+        return True
+    return False
 
 
 class StepOptions:

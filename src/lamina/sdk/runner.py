@@ -44,7 +44,7 @@ class Runner:
         self._call: Callable[..., Any] = function.target
         if function.is_class:
             try:
-                self._instance = self._call = function.target()
+                self._instance = self._call = function.target(*function.bound[0], **function.bound[1])
                 if isinstance(self._instance, TorchModel):
                     self.model = LoadedTorchModel(self._instance)
                 elif isinstance(self._instance, LoadedKernelGraph):
