@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -86,10 +86,11 @@ def free_port() -> int:
 class ServerProcess:
     """One `lamina serve`, on a port of its own."""
 
-    def __init__(self, app: Path, store: str, log: Path) -> None:
+    def __init__(self, app: Path, store: str, log: Path, options: Sequence[str] = ()) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._command = [sys.executable, "-m", "lamina", "serve", str(app), "--store", store, "--port", str(self.port), "--json"]
+        self._command += options
         self._log = log
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -195,14 +196,21 @@ class Pair:
     """Two servers, one of which leads."""
 
     def __init__(
-        self, folder: Path, stores: tuple[str, str], proxies: tuple[DatabaseProxy, ...] = (), disk: Path | None = None
+        self,
+        folder: Path,
+        stores: tuple[str, str],
+        proxies: tuple[DatabaseProxy, ...] = (),
+        disk: Path | None = None,
+        options: Sequence[Sequence[str]] = ((), ()),
     ) -> None:
         app = folder / "app.py"
         app.write_text(APP)
         self.folder = folder
         self.proxies = proxies
         self.disk = disk
-        self.servers = [ServerProcess(app, store, folder / f"server-{number}.log") for number, store in enumerate(stores)]
+        self.servers = [
+            ServerProcess(app, store, folder / f"server-{number}.log", options[number]) for number, store in enumerate(stores)
+        ]
 
     @property
     def urls(self) -> list[str]:
@@ -231,11 +239,15 @@ class Pair:
         raise TimeoutError("no server stands by")
 
 
+WhenBegun = Callable[[Pair], Awaitable[None]]
+"""Called when the first server was started: what it needs to be ready."""
+
+
 @contextlib.asynccontextmanager
-async def sqlite_pair() -> AsyncIterator[Pair]:
+async def sqlite_pair(options: Sequence[Sequence[str]] = ((), ()), when_begun: WhenBegun | None = None) -> AsyncIterator[Pair]:
     """A pair on one file; on a small disk of its own, if this user may mount one, so that it can be filled."""
     with tempfile.TemporaryDirectory(prefix="pair-") as place, _small_disk(Path(place) / "disk") as disk:
-        async with _running(Pair(Path(place), (f"{disk}/runs.db", f"{disk}/runs.db"), disk=disk)) as pair:
+        async with _running(Pair(Path(place), (f"{disk}/runs.db", f"{disk}/runs.db"), (), disk, options), when_begun) as pair:
             yield pair
 
 
@@ -252,7 +264,9 @@ def _small_disk(folder: Path) -> Iterator[Path]:
 
 
 @contextlib.asynccontextmanager
-async def postgres_pair(url: str) -> AsyncIterator[Pair]:
+async def postgres_pair(
+    url: str, options: Sequence[Sequence[str]] = ((), ()), when_begun: WhenBegun | None = None
+) -> AsyncIterator[Pair]:
     """A pair on a PostgreSQL server on a UNIX socket, each with a way there of its own."""
     with tempfile.TemporaryDirectory(prefix="pair-") as place:
         behind = Path(url.partition("host=")[2].partition("&")[0])
@@ -268,7 +282,7 @@ async def postgres_pair(url: str) -> AsyncIterator[Pair]:
         for proxy in proxies:
             await proxy.start()
         try:
-            async with _running(Pair(Path(place), (stores[0], stores[1]), proxies)) as pair:
+            async with _running(Pair(Path(place), (stores[0], stores[1]), proxies, None, options), when_begun) as pair:
                 yield pair
         finally:
             for proxy in proxies:
@@ -276,9 +290,11 @@ async def postgres_pair(url: str) -> AsyncIterator[Pair]:
 
 
 @contextlib.asynccontextmanager
-async def _running(pair: Pair) -> AsyncIterator[Pair]:
+async def _running(pair: Pair, when_begun: WhenBegun | None = None) -> AsyncIterator[Pair]:
     try:
         pair.servers[0].start()
+        if when_begun is not None:
+            await when_begun(pair)
         await pair.leader()
         pair.servers[1].start()
         await pair.both_up()

@@ -23,7 +23,7 @@ from lamina.cluster.credentials import TlsFiles
 from lamina.cluster.launchers import Launcher
 from lamina.cluster.node_pools import NodePool
 from lamina.gateway.bootstrap import Gateway, ListenConfig, open_gateway
-from lamina.gateway.deploy.app_package import pack
+from lamina.gateway.deploy.app_package import pack_around
 
 TOKEN = "a token that only tests know"
 NO_TLS = TlsFiles()
@@ -124,7 +124,7 @@ async def cluster(
     runtime = open_local(
         str(app),
         policy=policies.build(policy),
-        cluster=ClusterOptions(listen=listen, pack=pack, local_devices=local, pools=pools),
+        cluster=ClusterOptions(listen=listen, pack=pack_around, local_devices=local, pools=pools),
     )
     gateway = await open_gateway(runtime, ListenConfig(ingress=ingress))
     made = TestCluster(gateway, folder)

@@ -152,9 +152,9 @@ def _open_runtime(
 
 def _cluster(listen: ListenForAgents, agents: AgentOptions) -> ClusterOptions:
     from lamina.bootstrap import ClusterOptions
-    from lamina.gateway.deploy.app_package import pack
+    from lamina.gateway.deploy.app_package import pack_around
 
-    return ClusterOptions(listen=listen, pack=pack, local_devices=not agents.no_devices, pools=agents.pools)
+    return ClusterOptions(listen=listen, pack=pack_around, local_devices=not agents.no_devices, pools=agents.pools)
 
 
 @contextlib.contextmanager

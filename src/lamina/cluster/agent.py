@@ -38,6 +38,7 @@ from lamina.cluster.messages import (
     Challenge,
     ChunkOnNode,
     CommitAnswer,
+    CommitState,
     DoneOnNode,
     DrainNode,
     DropOnNode,
@@ -77,6 +78,7 @@ from lamina.sdk.spans import InnerSpan
 from lamina.types import FunctionSpec
 from lamina.values.references import ErrorInfo, NodeRef, ShmRef, Stored
 from lamina.values.slot_refs import SlotReferences
+from lamina.worker.protocol import BatchDone
 
 log = logging.getLogger("lamina")
 
@@ -376,54 +378,59 @@ class Agent:
         """How late the event loop is; asked by the beats' thread."""
         return clock_us() - self._turn_us - int(LAG_EVERY_S * 1e6)
 
+    @property
+    def _has_leader(self) -> bool:
+        return self.session is not None and self.session.is_live and not self.session.is_silent
+
     async def _stay_joined(self, on_joined: Callable[[LeaderSession], None] | None) -> None:
         """Join, and join again, as long as this lives. While its leader is silent, others are asked: one may lead by now."""
         while True:
-            found = await self._try_all()
+            found = await self._find_leader()
             if found is not None:
-                self._said = ""
                 log.info("joined the server at %s: epoch %d, incarnation %d", found.address, found.epoch, found.incarnation)
                 if on_joined is not None:
                     on_joined(found)
-            if self.session is not None and self.session.is_live and not self.session.is_silent:
-                self._wake.clear()
+            self._wake.clear()
+            if self._has_leader:
                 await self._wake.wait()
-            else:
-                await asyncio.sleep(RETRY_S if found is None else 0)
 
-    async def _try_all(self) -> LeaderSession | None:
-        """The first server that takes this agent, of all there are."""
-        tries: dict[asyncio.Task[None], LeaderSession] = {}
-        for address in self.config.joins:
-            session = LeaderSession(self, address)
-            tries[asyncio.create_task(self._try_one(session, ADDRESS_APART_S * len(tries)))] = session
-        errors: list[str] = []
-        found: LeaderSession | None = None
+    async def _find_leader(self) -> LeaderSession | None:
+        """The first server that takes this agent, of all there are; None: its leader has been heard again. Each is asked again
+        and again, apart from the others: one that does not answer keeps no other waiting."""
+        joins, said = self.config.joins, dict[str, str]()
+        tries = [asyncio.create_task(self._knock(one, ADDRESS_APART_S * place, said)) for place, one in enumerate(joins)]
         try:
-            pending = set(tries)
-            while pending and found is None:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    error = task.exception()
-                    if error is None:
-                        found = tries[task]
-                    else:
-                        errors.append(_said(tries[task].address, error))
+            done, _ = await asyncio.wait(tries, return_when=asyncio.FIRST_COMPLETED)
+            return next((session for task in done if (session := task.result()) is not None), None)
         finally:
-            for task, session in tries.items():
+            for task in tries:
                 task.cancel()
-                if session is not found and session is not self.session:
-                    session.close()
             await asyncio.gather(*tries, return_exceptions=True)
-        if found is None and (said := "; ".join(sorted(errors))) != self._said:
-            self._said = said
-            log.warning("not joined: %s", said)
-        return found
 
-    async def _try_one(self, session: LeaderSession, after_s: float) -> None:
+    async def _knock(self, address: str, after_s: float, said: dict[str, str]) -> LeaderSession | None:
+        """Ask one server until it takes this agent."""
         await asyncio.sleep(after_s)
-        async with asyncio.timeout(JOIN_S):
-            await session.open(self.client_tls)
+        while not self._has_leader:
+            session = LeaderSession(self, address)
+            try:
+                async with asyncio.timeout(JOIN_S):
+                    await session.open(self.client_tls)
+                return session
+            except (LaminaError, OSError, TimeoutError) as error:
+                self._note_refusal(said, address, error)
+            finally:
+                if session is not self.session:
+                    session.close()
+            await asyncio.sleep(RETRY_S)
+        return None
+
+    def _note_refusal(self, said: dict[str, str], address: str, error: BaseException) -> None:
+        """Log why no server takes this agent, once all have been asked, and when that changes."""
+        said[address] = _said(address, error)
+        whole = "; ".join(said.values())
+        if len(said) == len(self.config.joins) and whole != self._said:
+            self._said = whole
+            log.warning("not joined: %s", whole)
 
     # ------------------------------------------------------------------ handshake
 
@@ -469,7 +476,7 @@ class Agent:
         if self._epochs.get(session.cell) != session.epoch:
             self._epochs = {session.cell: session.epoch} if session.cell else {**self._epochs, session.cell: session.epoch}
             _write_epochs(self._epochs_file, {cell: epoch for cell, epoch in self._epochs.items() if not cell})
-        self._state.connect(session.send)
+        self._state.connect(session.send, self._commit)
         assert self._data_port is not None
         self._data_port.set_key(session.key)
         for instance in self._instances.values():
@@ -486,7 +493,7 @@ class Agent:
 
     def _end_session(self, session: LeaderSession) -> None:
         """What a leader has asked for is of no more use when it is gone; what is loaded stays for the next."""
-        self._state.connect(None)
+        self._state.disconnect()
         for owner, slot in session.held:
             self._references.release(ShmRef(owner, slot, 0))
         session.held.clear()
@@ -721,6 +728,20 @@ class Agent:
         for ref in batch.fetched:
             self._references.release(ref)
         batch.fetched.clear()
+
+    def _commit(self, question: int, function: str, step: tuple[str, int, str], done: BatchDone) -> bool:
+        """Send the changes of a step's state with its result, in one frame."""
+        batch = self._batches.get(done.batch_id)
+        if batch is None or batch.session is not self.session or done.state is None:
+            return False
+        results: list[bytes | ErrorInfo] = []
+        for result in done.results:
+            if isinstance(result, ShmRef):
+                results.append(bytes(self._references.reader.view(result)))
+            else:
+                results.append(result)
+        batch.session.send(CommitState(question, batch.wire_id, done.device_us, results, function, step, done.state))
+        return True
 
     # --------------------------------------------------------------------- events
 

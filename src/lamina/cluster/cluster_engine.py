@@ -7,9 +7,10 @@ silent is suspended, one that is lost takes its devices with it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,7 +21,7 @@ from lamina.cluster.credentials import TicketKey
 from lamina.cluster.data_port import DataClient
 from lamina.cluster.frame_link import FrameLink
 from lamina.cluster.launchers import Launcher
-from lamina.cluster.messages import Hello
+from lamina.cluster.messages import Hello, LoadedInstance
 from lamina.cluster.node_pools import NodePool, NodePools
 from lamina.cluster.node_registry import NodeChange, NodePhase
 from lamina.cluster.packages import Pack, PackageSource
@@ -62,6 +63,7 @@ class ClusterEngine(CompositeEngine):
         self._packages = PackageSource(app_path, self.references, pack)
         self._fetcher = DataClient(listen.tls.for_client())
         self._threads = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="fetch")
+        self._tasks: set[asyncio.Task[None]] = set()
         self._parts_for_nodes: LeaderParts | None = None  #: from `start` on
         self._post: Callable[[Event], None] = lambda event: None
         self.listener = AgentListener(listen, self._open_node, self._on_change)
@@ -95,6 +97,17 @@ class ClusterEngine(CompositeEngine):
             node_of_owner={},
         )
         await self.listener.start(self.references.directory.path)
+        self._spawn(self._prepare_package())
+
+    async def _prepare_package(self) -> None:
+        """Pack the server's own app, as it is now: agents that join get what is served, whatever becomes of its files."""
+        with contextlib.suppress(LaminaError):  # an agent that needs it is told
+            await self._packages.get("")
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def lead(self, term: int) -> None:
         """Take agents. `term` is that of the store, whose epochs they obey in order; 0: there is no store, and no other
@@ -183,7 +196,7 @@ class ClusterEngine(CompositeEngine):
             return
         match change.before, change.after:
             case NodePhase.JOINING, NodePhase.LIVE:
-                self._join(node)
+                self._spawn(self._join(node))
             case _, NodePhase.SUSPECT:
                 self._suspend(node, True)
             case NodePhase.SUSPECT, NodePhase.LIVE:
@@ -195,16 +208,37 @@ class ClusterEngine(CompositeEngine):
             case _:
                 pass
 
-    def _join(self, node: RemoteEngine) -> None:
+    async def _join(self, node: RemoteEngine) -> None:
+        """Bring in a node's devices, and what is loaded there of the code that is served now: in one turn, so that nothing is
+        loaded beside what is about to be adopted."""
+        kept: list[tuple[str, LoadedInstance]] = []
+        outdated: list[tuple[str, LoadedInstance]] = []
+        for name, one in node.found_instances():
+            (kept if await self._is_current(one) else outdated).append((name, one))
+        if self.nodes.get(node.node) is not node:
+            return  # lost meanwhile
         self.pools.joined(node.node, node.devices)
         launched = self.pools.may_end(node.node)
         devices = [replace(device, launched=launched) for device in node.devices]
         for device in devices:
             self._post(DeviceJoined(device))
-        for name, found in node.found_instances():
+        for name, found in kept:
             self._of_remote_instance[name] = node
             where = f"{node.node}.{found.device}"
             self._post(InstanceFound(name, where, found.function, found.version, found.mask, found.quota))
+        for name, _ in outdated:
+            node.perform(Unload(name))
+        if node.is_draining:
+            self._drain(node)
+
+    async def _is_current(self, loaded: LoadedInstance) -> bool:
+        """Whether it was loaded from the package that its function has now."""
+        if self.shared.spec_of(loaded.function) is None:
+            return False
+        try:
+            return (await self._packages.get(self.shared.source(loaded.function).path)).sha256 == loaded.sha256
+        except LaminaError:
+            return False
 
     def _suspend(self, node: RemoteEngine, suspended: bool) -> None:
         if suspended:
@@ -269,6 +303,8 @@ class ClusterEngine(CompositeEngine):
         for node in list(self.nodes.values()):
             await node.wait_drained(grace_s)
         self._post = lambda event: None
+        for task in self._tasks:
+            task.cancel()
         self.listener.close()
         for node in self.nodes.values():
             node.close("the server ends")

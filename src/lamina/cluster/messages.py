@@ -270,9 +270,12 @@ class ReadState(_Message, frozen=True, tag=38):
 
 
 class CommitState(_Message, frozen=True, tag=39):
-    """Changes of the state that come with a step's result."""
+    """Changes of the state with the result of their step: either both count or neither, whatever becomes of this node."""
 
     question: Natural
+    batch_id: Natural
+    device_us: Natural
+    results: list[bytes | ErrorInfo]
     function: Text
     step: tuple[str, int, str]
     changes: StateChanges

@@ -11,12 +11,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from lamina.cluster.messages import CommitState, ReadState
+from lamina.cluster.messages import ReadState
 from lamina.core.actions import JobRef
 from lamina.drivers.engine import Origin
+from lamina.errors import LaminaError
 from lamina.expr import Expr, Leaf
-from lamina.sdk.app_state import StateCell
+from lamina.sdk.app_state import UNKNOWN, StateCell
 from lamina.values.references import ErrorInfo, Stored
+from lamina.worker.protocol import BatchDone
 
 
 class NodeJob(Struct, frozen=True):
@@ -61,26 +63,41 @@ class NodeValues:
         return self._results.pop(job_id, None)
 
 
+Commit = Callable[[int, str, tuple[str, int, str], BatchDone], bool]
+"""Sends the changes and the result of a step to the leader, under the number of a question; False: it is not there any more."""
+
+
 class LeaderState:
     """State of functions, which the leader keeps: questions go there, and answers come back in any order."""
 
     def __init__(self) -> None:
-        self._send: Callable[[Any], None] | None = None
+        self._send: Callable[[ReadState], None] | None = None
+        self._commit: Commit | None = None
         self._waiting: dict[int, Callable[[Any], None]] = {}
         self._questions = 0
 
-    def connect(self, send: Callable[[Any], None] | None) -> None:
+    def connect(self, send: Callable[[ReadState], None], commit: Commit) -> None:
         """Send questions this way from now on. What was asked of another leader is not answered: its batches are void."""
-        self._send = send
+        self._send, self._commit = send, commit
+        self._waiting.clear()
+
+    def disconnect(self) -> None:
+        self._send = self._commit = None
         self._waiting.clear()
 
     def ask(self, function: str, call_id: str, scope: str, key: str, answer: Callable[[StateCell], None]) -> None:
         if self._send is not None:
             self._send(ReadState(self._note(answer), function, call_id, scope, key))
+        else:
+            answer(UNKNOWN)  # of a leader that is gone: its step is void, and must not wait for ever
 
-    def submit(self, function: str, step: tuple[str, int, str], changes: Any, done: Callable[[Any], None]) -> None:
-        if self._send is not None:
-            self._send(CommitState(self._note(done), function, step, changes))
+    def submit(
+        self, function: str, step: tuple[str, int, str], done: BatchDone, decided: Callable[[LaminaError | bool], None]
+    ) -> None:
+        question = self._note(decided)
+        if self._commit is None or not self._commit(question, function, step, done):
+            del self._waiting[question]
+            decided(True)  # to no effect: the leader that has asked for it is gone
 
     def on_answer(self, question: int, answer: Any) -> None:
         waiting = self._waiting.pop(question, None)

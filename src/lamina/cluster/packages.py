@@ -22,11 +22,10 @@ from lamina.sdk.model_bundle import is_bundle
 from lamina.values.references import ShmRef
 from lamina.values.slot_refs import SlotReferences
 
-Pack = Callable[[Path], tuple[bytes, str]]
-"""Zip of a file or a folder, and the entry file in it."""
+Pack = Callable[[Path, bool], tuple[bytes, str]]
+"""Zip of an app's file with its folder, all of it or Python files alone; and the file's name in it."""
 Unpack = Callable[[bytes, Path], Awaitable[None]]
 
-APP_FILE = "app.py"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 KEPT_PACKAGES = 50
 """Unpacked packages of before that an agent keeps when it starts."""
@@ -66,7 +65,7 @@ class PackageSource:
                 hint="agents take apps that are files: serve app.py, or deploy it",
             )
         path = Path(file)
-        content, entry = await asyncio.to_thread(self._pack, path.parent if path.name == APP_FILE else path)
+        content, entry = await asyncio.to_thread(self._pack, path, target != self._own)  # a deployed app is all of its package
         ref = self._references.pool.put(content)
         if ref is None:
             raise LoadFailed(f"no room for a package of {len(content)} bytes", hint="give the server a larger --memory-budget")

@@ -335,8 +335,11 @@ class RemoteEngine:
 
     def _on_done(self, done: DoneOnNode) -> None:
         batch = self._batches.open.get(done.batch_id)
-        if batch is None:
-            return  # lost with its instance, as far as is known here
+        if batch is None:  # lost with its instance, as far as is known here; or its result came with its state
+            for result in done.results:
+                if isinstance(result, NodeRef):
+                    self._release(result)
+            return
         if len(done.results) + len(batch.failed) != len(batch.action.jobs) or batch.results:
             raise FrameError(f"{len(done.results)} results for batch {done.batch_id}, which it does not have")
         if done.spans and self._parts.shared.on_spans is not None:
@@ -460,10 +463,19 @@ class RemoteEngine:
     # --------------------------------------------------------------------- state
 
     def _commit(self, frame: CommitState) -> None:
-        state, changes = self._parts.state, frame.changes
-        verdict = state.commit(frame.function, frame.step, changes.reads, changes.ops)
+        """Commit the state of a step, and take its result in the same turn: if its node is lost after this, neither is lost, and
+        if it was lost before, neither has happened."""
+        batch, changes = self._batches.open.get(frame.batch_id), frame.changes
+        if batch is None or not self._batches.is_wanted(batch.action.jobs[0].id):
+            self._link.send(CommitAnswer(frame.question, True))  # to no effect: its result is not wanted
+            return
+        if len(frame.results) != len(batch.action.jobs):
+            raise FrameError(f"{len(frame.results)} results for batch {frame.batch_id}, which it does not have")
+        verdict = self._parts.state.commit(frame.function, frame.step, changes.reads, changes.ops)
         error = ErrorInfo(type(verdict).__name__, verdict.message) if isinstance(verdict, LaminaError) else None
         self._link.send(CommitAnswer(frame.question, verdict is True, error))
+        if verdict is True:
+            self._finish(batch, frame.device_us, list(frame.results))
 
     # ----------------------------------------------------------------------- end
 

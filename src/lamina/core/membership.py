@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from lamina.core.actions import Action, Unload
 from lamina.core.events import DeviceDraining, DeviceJoined, DeviceLost, DeviceSuspended, InstanceFound
@@ -43,6 +44,16 @@ class Membership:
         self._rolling_update = rolling_update
         self._on_change = on_change
         self._out = out
+
+    def handlers(self) -> dict[type, Callable[[Any], None]]:
+        """Handlers by event, for the controller."""
+        return {
+            DeviceJoined: self.on_device_joined,
+            DeviceLost: self.on_device_lost,
+            DeviceSuspended: self.on_device_suspended,
+            DeviceDraining: self.on_device_draining,
+            InstanceFound: self.on_instance_found,
+        }
 
     def on_device_joined(self, event: DeviceJoined) -> None:
         if event.device.id not in self._state.devices:

@@ -45,8 +45,8 @@ RETENTION_CHECK_S = 60.0
 RETENTION_US = 7 * 86_400_000_000
 """Retention of runs that have ended, and of their results."""
 
-QUEUE_FULL, TENANT_LIMITS = "queue-full", ("quota", "share")
-"""Rejections that mean: try later, for all tenants; and try later, for this tenant."""
+QUEUE_FULL, NO_DEVICE, TENANT_LIMITS = "queue-full", "no-capacity", ("quota", "share")
+"""Rejections that mean: try later, for all tenants, the second where devices may yet join; and try later, for this tenant."""
 
 
 MAX_RUNS, MAX_JOBS, MAX_BYTES = 512, 4_096, 256 * 2**20
@@ -133,7 +133,7 @@ class DurableRuns:
     in one transaction with the outcome of a step, and for what is to be done when that is on disk.
 
     A run that a defect keeps from beginning or going on is quarantined: it stays in the store with its error until it is retried
-    or cancelled, and the runs behind it begin.
+    or cancelled, and the runs behind it begin. `devices_may_join`: a run for which there is no device waits for one.
     """
 
     def __init__(
@@ -145,8 +145,10 @@ class DurableRuns:
         retention_us: int = RETENTION_US,
         on_end: Callable[[str, Ending, str], None] = lambda target, ending, tenant: None,
         same_transaction: Callable[[str, int, str], SameTransaction | None] = lambda call_id, scope, node: None,
+        devices_may_join: bool = False,
     ) -> None:
         self.store = store
+        self._try_later = (QUEUE_FULL, NO_DEVICE, *TENANT_LIMITS) if devices_may_join else (QUEUE_FULL, *TENANT_LIMITS)
         self.retention_us = retention_us
         self._driver = driver
         self._describe = describe
@@ -340,7 +342,7 @@ class DurableRuns:
             self._write_quarantine(id, self._driver.error_info(ending))
             return
         run = self._resident.remove(id)
-        if isinstance(ending, Reject) and ending.reason in (QUEUE_FULL, *TENANT_LIMITS):
+        if isinstance(ending, Reject) and ending.reason in self._try_later:
             self._defer(run.row, ending)
             return
         called_off = isinstance(ending, FailCall) and ending.error == "cancelled"

@@ -428,7 +428,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
                 self._on_verdict(batch, done, changes, verdict)
 
         if self._batches.is_wanted(job.id):
-            self._state.submit(batch.action.function, (job.call_id, job.scope, job.node), changes, decided)
+            self._state.submit(batch.action.function, (job.call_id, job.scope, job.node), done, decided)
         else:
             decided(True)
 

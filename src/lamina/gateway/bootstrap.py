@@ -146,6 +146,7 @@ class Gateway:
                 retention_us=retention_us,
                 on_end=self.metrics.on_call_ended,
                 same_transaction=runtime.state.same_transaction,
+                devices_may_join=self.cluster is not None,
             )
             self.metrics.registry.register(RunGauges(self.durable))
         self.metrics.registry.register(MemoryGauges(self.budget))

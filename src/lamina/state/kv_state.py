@@ -27,6 +27,7 @@ from lamina.sdk.app_state import UNKNOWN, StateCell, StateChange, StateKey, appl
 from lamina.store import kv, outbox
 from lamina.store.base import Done, Session, Store, Work
 from lamina.types import Call
+from lamina.worker.protocol import BatchDone
 
 log = logging.getLogger("lamina")
 
@@ -89,22 +90,12 @@ def _ignore(writes: list[StateWrite]) -> None:
     """Of changes that start something, without triggers."""
 
 
-class ChangeSet(Protocol):
-    """Changes of a step: what it has read (scope, key, version), and what it changes."""
-
-    @property
-    def reads(self) -> Sequence[tuple[str, str, int]]: ...
-
-    @property
-    def ops(self) -> Sequence[StateChange]: ...
-
-
 class StateAccess(Protocol):
     """State as an engine sees it: here, or with the leader. Answers come through callbacks, at once or later."""
 
     def ask(self, function: str, call_id: str, scope: str, key: str, answer: Callable[[StateCell], None], /) -> None: ...
 
-    def submit(self, function: str, step: Step, changes: ChangeSet, done: Callable[[LaminaError | bool], None], /) -> None: ...
+    def submit(self, function: str, step: Step, done: BatchDone, decided: Callable[[LaminaError | bool], None], /) -> None: ...
 
 
 class StateTable:
@@ -231,9 +222,10 @@ class StateTable:
         """Read a key on behalf of a step of this function."""
         answer(self.read(self.resolve_key(function, call_id, scope, key)))
 
-    def submit(self, function: str, step: Step, changes: ChangeSet, done: Callable[[LaminaError | bool], None]) -> None:
-        """Commit a step's changes; `done` gets what `commit` returns."""
-        done(self.commit(function, step, changes.reads, changes.ops))
+    def submit(self, function: str, step: Step, done: BatchDone, decided: Callable[[LaminaError | bool], None]) -> None:
+        """Commit the changes that came with a step's result; `decided` gets what `commit` returns."""
+        assert done.state is not None
+        decided(self.commit(function, step, done.state.reads, done.state.ops))
 
     def put(self, place: StateKey, cell: StateCell, done: Done[None]) -> None:
         """Write a key from outside of any step; `done` when it is on disk."""

@@ -7,6 +7,7 @@ run, so it counts at once; the slice stays with the one before it.
 
 from __future__ import annotations
 
+from lamina.core.device_pace import DevicePace
 from lamina.core.events import BatchFinished, InstanceReady, JobOutcome
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import View
@@ -26,7 +27,7 @@ class Completions:
         self._view = view
         self._cluster = cluster
         self._tenancy = tenancy
-        self._rolling_update = rolling_update
+        self._rolling_update, self._pace = rolling_update, DevicePace()
 
     def on_batch_finished(self, event: BatchFinished) -> None:
         batch = self._state.batches.get(event.batch_id)
@@ -64,11 +65,17 @@ class Completions:
         function, instance = self._state.functions[batch.instance.function], batch.instance
         function.on_batch_finished(now_us, count, device_us, not batch.jobs[0].run.is_workflow)
         if device_us:  # else it never ran, and says nothing about how long it takes
-            self._view.predictor.observe(function.spec.name, device.kind, count, batch.mask.bit_count(), device_us, batch.cores)
+            usual_us = self._pace.usual_us(batch, self._state.devices, device_us) if device.node else device_us
+            if usual_us == device_us:  # else its machine is slow: the others of its kind learn nothing from it
+                self._view.predictor.observe(
+                    function.spec.name, device.kind, count, batch.mask.bit_count(), device_us, batch.cores
+                )
             if batch.predicted_us:
-                function.on_prediction(batch.predicted_us, device_us + batch.transfer_us)
+                function.on_prediction(batch.predicted_us, usual_us + batch.transfer_us)
             if batch.started_us == batch.sent_us:  # not booked: then all the rest of its time was the way
-                batch.device.observe_way(now_us - batch.sent_us - batch.transfer_us - device_us)
+                batch.device.observe_way(now_us - batch.sent_us - batch.transfer_us - usual_us)
+            elif usual_us < device_us:
+                batch.device.observe_way(device_us - usual_us)
         if instance.bucket:
             instance.bucket.charge(now_us, device_us)
         if self._tenancy.enabled:

@@ -103,7 +103,8 @@ class Device:
     cores: dict[int, int] = field(default_factory=dict)  #: batch -> cores of the host
     cores_busy: int = 0
     is_suspended: bool = False  #: it gives no sign of life: nothing new is sent there
-    is_draining: bool = False  #: it is about to be taken away: nothing more is loaded there
+    is_draining: bool = False  #: it is about to be taken away
+    takes_instances: bool = True  #: neither: something may be loaded there
     way_us: int = 0  #: there and back, to plan with: from starting a batch to its result, less its own time on the slice
     _way: WayEstimate = field(default_factory=WayEstimate)
     all_units: int = field(init=False)  #: all its units
@@ -115,12 +116,8 @@ class Device:
     def cores_free(self) -> int:
         return self.spec.cores - self.cores_busy
 
-    @property
-    def takes_instances(self) -> bool:
-        return not (self.is_suspended or self.is_draining)
-
     def set_membership(self, *, suspended: bool, draining: bool) -> None:
-        self.is_suspended, self.is_draining = suspended, draining
+        self.is_suspended, self.is_draining, self.takes_instances = suspended, draining, not (suspended or draining)
 
     def observe_way(self, us: int) -> None:
         self._way.observe(us)

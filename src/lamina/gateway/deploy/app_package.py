@@ -44,21 +44,32 @@ class PackageLimits(Struct, frozen=True):
 
 def pack(path: Path) -> tuple[bytes, str]:
     """Zip a file, or a folder with all below it; returns zip and entry file's name. The same files give the same bytes."""
-    if not path.is_dir():
-        files = {path.name: path}
-    else:
-        found = sorted(one for one in path.rglob("*") if one.is_file() and not _SKIPPED & set(one.relative_to(path).parts))
-        names = {str(one.relative_to(path)): one for one in found}
-        files = {name: one for name, one in names.items() if not any(part.startswith(".") for part in Path(name).parts)}
+    files = _files_below(path, "*") if path.is_dir() else {path.name: path}
+    entry = path.name if not path.is_dir() else "app.py"
+    if entry not in files:
+        raise BadValue(f"no app.py in {str(path)!r}", hint="name the file: lamina deploy FILE")
+    return _zip(files), entry
+
+
+def pack_around(entry: Path, whole: bool) -> tuple[bytes, str]:
+    """Zip an app's file with its folder: all of it, or Python files alone; returns zip and the file's name in it."""
+    return _zip({**_files_below(entry.parent, "*" if whole else "*.py"), entry.name: entry}), entry.name
+
+
+def _files_below(folder: Path, pattern: str) -> dict[str, Path]:
+    """Files of a folder by their names in a package, in order; nothing that is hidden, or made from others."""
+    found = sorted(one for one in folder.rglob(pattern) if one.is_file() and not _SKIPPED & set(one.relative_to(folder).parts))
+    names = {str(one.relative_to(folder)): one for one in found}
+    return {name: one for name, one in names.items() if not any(part.startswith(".") for part in Path(name).parts)}
+
+
+def _zip(files: dict[str, Path]) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, file in files.items():
             content = read_user_file(file, "name the file that holds the app, or the folder of its app.py")
             archive.writestr(zipfile.ZipInfo(name, _EPOCH), content, zipfile.ZIP_DEFLATED)
-    entry = path.name if not path.is_dir() else "app.py"
-    if entry not in files:
-        raise BadValue(f"no app.py in {str(path)!r}", hint="name the file: lamina deploy FILE")
-    return out.getvalue(), entry
+    return out.getvalue()
 
 
 def sha256_hex(body: bytes) -> str:
