@@ -197,12 +197,18 @@ def ask_grpc(table: Table, name: str, token: str, tenant: str) -> int:
     """The gRPC status as HTTP's: 200, 401, 403, 404, or 0 for any other."""
     import grpc
 
-    from lamina.gateway.oip.schema import load_schema
+    from lamina.gateway.oip.schema import HEALTH_CHECK, HEALTH_SERVICE, load_health_schema, load_schema
 
     schema = load_schema()
-    _, asks, answers, is_asked, _ = next(one for one in schema.methods if one[0] == name)
+    kinds: Any = schema
+    if name == HEALTH_CHECK:
+        kinds = load_health_schema()
+        asks, answers, is_asked, service = "HealthCheckRequest", "HealthCheckResponse", False, HEALTH_SERVICE
+    else:
+        _, asks, answers, is_asked, _ = next(one for one in schema.methods if one[0] == name)
+        service = schema.service
     model = f"{tenant}fn" if tenant else "echo"
-    message = schema[asks]()
+    message = kinds[asks]()
     for attribute in ("name", "model_name"):
         if hasattr(message, attribute):
             setattr(message, attribute, model)
@@ -211,8 +217,8 @@ def ask_grpc(table: Table, name: str, token: str, tenant: str) -> int:
         message.raw_input_contents.append(struct.pack("<I", 1) + b"1")
     metadata = [("authorization", f"Bearer {token}")] if token else []
     with grpc.insecure_channel(f"127.0.0.1:{table.server.gateway.grpc_port}") as channel:
-        where = f"/{schema.service}/{name}"
-        serialize, parse = type(message).SerializeToString, schema[answers].FromString
+        where = f"/{service}/{name}"
+        serialize, parse = type(message).SerializeToString, kinds[answers].FromString
         try:
             if is_asked:
                 said = next(channel.stream_stream(where, serialize, parse)(iter([message]), metadata=metadata, timeout=30))

@@ -126,6 +126,7 @@ for _model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
     _CALLS |= {f"POST {_model}/{verb}": ("invoke", "visible") for verb in ("infer", "generate", "generate_stream")}
 
 _GRPC: dict[str, tuple[Scope | None, Reach]] = {
+    "Check": (None, "public"),
     "ServerLive": (None, "public"),
     "ServerReady": (None, "public"),
     "ServerMetadata": ("read", "all"),

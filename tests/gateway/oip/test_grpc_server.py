@@ -85,6 +85,30 @@ def test_a_request_is_answered_plain_or_packed(tmp_path: Path) -> None:
         assert (response.id, response.raw_output_contents[0][4:]) == ("7", b'{"a":1}')
 
 
+HEALTH = b"/grpc.health.v1.Health/Check"
+
+
+def test_a_health_check_of_grpc_follows_readiness_and_knows_its_services(tmp_path: Path) -> None:
+    """The bytes are those of `grpc_health_probe`: the name of a service, and SERVING (1) or NOT_SERVING (2)."""
+
+    async def script(browser: Browser, gateway: Gateway) -> list[dict[bytes, Any]]:
+        port = await gateway.oip.open_grpc("127.0.0.1", 0)
+        while not gateway.is_ready():
+            await asyncio.sleep(0.01)
+        named = b"\x0a" + bytes([len(b"inference.GRPCInferenceService")]) + b"inference.GRPCInferenceService"
+        found = [await call(port, framed(body), HEALTH) for body in (b"", named, b"\x0a\x04nope")]
+        gateway.drain()
+        return [*found, await call(port, framed(b""), HEALTH)]
+
+    whole, service, unknown, draining = serve(tmp_path, script, APP)
+    assert [answer[b""] for answer in (whole, service, draining)] == [
+        framed(b"\x08\x01"),
+        framed(b"\x08\x01"),
+        framed(b"\x08\x02"),
+    ]
+    assert unknown[b"grpc-status"] == b"5"
+
+
 BAD: dict[str, tuple[dict[str, Any], bytes]] = {
     "no such method": ({"body": framed(b""), "path": b"/inference.GRPCInferenceService/Explode"}, b"12"),
     "no such service": ({"body": framed(b""), "path": b"/"}, b"12"),

@@ -14,7 +14,7 @@ from lamina.access.records import Identity
 from lamina.errors import BadValue
 from lamina.gateway.oip.inference import InferenceBackend, InferenceRequest, InferenceResponse, error_text, timeout_and_priority
 from lamina.gateway.oip.model_catalog import ServedModel
-from lamina.gateway.oip.schema import load_schema
+from lamina.gateway.oip.schema import HEALTH_CHECK, HEALTH_SERVICE, load_health_schema, load_schema
 from lamina.gateway.oip.tensors import InputTensor, OutputTensor, RawBytes, join_bytes
 from lamina.gateway.routes.problems import HttpProblem
 from lamina.server.grpc import LARGE_MESSAGE, GrpcMethod, OnDone, OnMessage, RpcContext, RpcError, SerializedMessage
@@ -41,6 +41,8 @@ class InferenceMethods:
             f"/{schema.service}/{name}".encode(): GrpcMethod(name, schema[request].FromString, is_asked or is_answered)
             for name, request, _, is_asked, is_answered in schema.methods
         }
+        asks = load_health_schema()["HealthCheckRequest"]
+        self.methods[f"/{HEALTH_SERVICE}/{HEALTH_CHECK}".encode()] = GrpcMethod(HEALTH_CHECK, asks.FromString, False)
 
     def unary(self, name: str, message: Any, context: RpcContext, then: OnMessage) -> Callable[[], None] | None:
         """Handle a unary method; returns how to cancel it, where that can be done."""

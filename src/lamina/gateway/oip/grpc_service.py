@@ -15,10 +15,13 @@ from lamina.gateway.oip.inference import InferenceBackend, error_text
 from lamina.gateway.oip.inference_service import InferenceService
 from lamina.gateway.oip.model_catalog import ServedModel
 from lamina.gateway.oip.repository import ModelRepository
-from lamina.gateway.oip.schema import import_grpc_extra
+from lamina.gateway.oip.schema import HEALTH_CHECK, import_grpc_extra, load_health_schema
 from lamina.gateway.routes.problems import error_problem
 from lamina.server.exchange import HttpRequest
-from lamina.server.grpc import OnDone, OnMessage, RpcContext
+from lamina.server.grpc import OnDone, OnMessage, RpcContext, RpcError
+
+SERVING, NOT_SERVING = 1, 2
+NOT_FOUND = 5
 
 
 class GrpcMethods(InferenceMethods):
@@ -36,8 +39,11 @@ class GrpcMethods(InferenceMethods):
         self._is_ready = is_ready
         self._inference = inference
         self._repository = repository
-        self._rules = {name: rule_of("grpc", name) for name, *_ in self.schema.methods}
+        health = load_health_schema()
+        self._rules = {name: rule_of("grpc", name) for name in (*(name for name, *_ in self.schema.methods), HEALTH_CHECK)}
         self.request_types = {name: self.schema[asks] for name, asks, *_ in self.schema.methods}
+        self.request_types[HEALTH_CHECK] = health["HealthCheckRequest"]
+        self._health_answer = health["HealthCheckResponse"]
         self._parse = import_grpc_extra("google.protobuf.json_format").ParseDict
         self._documents: dict[str, Callable[[Any, Grant], dict[str, Any]]] = {
             "ServerMetadata": lambda message, grant: model_catalog.server_metadata(),
@@ -67,7 +73,9 @@ class GrpcMethods(InferenceMethods):
     def _unary(self, name: str, message: Any, context: RpcContext, then: OnMessage) -> Callable[[], None] | None:
         if name == "ModelInfer":
             return self.infer(message, context, then)
-        if name == "ServerLive":
+        if name == HEALTH_CHECK:
+            self._check_health(message, then)
+        elif name == "ServerLive":
             then(self.schema["ServerLiveResponse"](live=True))
         elif name == "ServerReady":
             then(self.schema["ServerReadyResponse"](ready=self._is_ready()))
@@ -77,6 +85,13 @@ class GrpcMethods(InferenceMethods):
         else:
             self._change(name, message, context, then)
         return None
+
+    def _check_health(self, message: Any, then: OnMessage) -> None:
+        """gRPC's health check of the whole server, or of its service by name."""
+        if message.service not in ("", self.schema.service):
+            then(RpcError(NOT_FOUND, f"no service {message.service[:80]!r}"))
+        else:
+            then(self._health_answer(status=SERVING if self._is_ready() else NOT_SERVING))
 
     def _change(self, name: str, message: Any, context: RpcContext, then: OnMessage) -> None:
         self._inference.check_leading()

@@ -57,3 +57,23 @@ def import_grpc_extra(module: str) -> Any:
 @cache
 def load_schema() -> Schema:
     return Schema(resources.files(__package__).joinpath(DESCRIPTOR).read_bytes())
+
+
+HEALTH_SERVICE = "grpc.health.v1.Health"
+HEALTH_CHECK = "Check"
+
+
+@cache
+def load_health_schema() -> dict[str, Any]:
+    """Messages of gRPC's own health service, which probes of Kubernetes and load balancers speak: a name in, a status out."""
+    kinds = import_grpc_extra("google.protobuf.descriptor_pb2")
+    factory = import_grpc_extra("google.protobuf.message_factory")
+    file = kinds.FileDescriptorProto(name="lamina/health.proto", package="grpc.health.v1", syntax="proto3")
+    types = kinds.FieldDescriptorProto
+    fields = {"HealthCheckRequest": ("service", types.TYPE_STRING), "HealthCheckResponse": ("status", types.TYPE_INT32)}
+    for message, (field, kind) in fields.items():
+        file.message_type.add(name=message).field.add(name=field, number=1, type=kind, label=types.LABEL_OPTIONAL)
+    pool = import_grpc_extra("google.protobuf.descriptor_pool").DescriptorPool()
+    pool.Add(file)
+    found = pool.FindFileByName(file.name)
+    return {name: factory.GetMessageClass(message) for name, message in found.message_types_by_name.items()}
