@@ -5,7 +5,7 @@ be back at the memory it had. Three attacks, each at a server of its own:
 
 - leavers: each sends 31 MiB of an announced 32 and closes, four at a time;
 - endless bodies: each announces 31 MiB, sends as much as it is allowed and then a byte a second; all at once. Those that are
-  turned away come again. The loopback address is one client, with its share of the budget;
+  turned away come again. All come from one address, which has its share of the budget; the client beside them has the same;
 - large calls: thirty legitimate calls of 31 MiB at once, again and again until each is answered, at a server whose processes may
   have 1.2 GiB of address space each (RLIMIT_AS).
 

@@ -230,15 +230,16 @@ def test_c2_a_head_that_is_checked_elsewhere_holds_up_its_body_alone() -> None:
 
 
 def test_c2_endless_bodies_take_their_share_and_the_others_are_served() -> None:
-    """Twenty clients of one address announce 31 MiB each and send no more; the budget is 256 MiB, half of it for an address."""
+    """Twenty clients of one address announce 28 MiB each and send no more; the budget is 256 MiB, half of it for an address, and an
+    eighth of that for small requests, which a client of the same address sends."""
 
     async def script(port: int, server: HttpServer) -> tuple[list[int], int, int, bytes]:
         async with contextlib.AsyncExitStack() as stack:
             endless = [await stack.enter_async_context(Client(port)) for _ in range(20)]
             for client in endless:
-                await client.send(HEAD % (31 * MIB) + b"x")
+                await client.send(HEAD % (28 * MIB) + b"x")
             answers = [asyncio.create_task(client.answer()) for client in endless]
-            await until(lambda: sum(answer.done() for answer in answers) == 16)
+            await until(lambda: sum(answer.done() for answer in answers) == 17)
             refused = [answer.result() for answer in answers if answer.done()]
             other = await stack.enter_async_context(Client(port, "127.0.0.2"))
             served = await other.ask(HEAD % (31 * MIB) + bytes(31 * MIB))
@@ -248,9 +249,22 @@ def test_c2_endless_bodies_take_their_share_and_the_others_are_served() -> None:
             return [status for status, _ in refused], served, await same.ask(SMALL), refused[0][1]
 
     statuses, served, small, said = serve(script, budget=MemoryBudget(256 * MIB))
-    assert statuses == [503] * 16
+    assert statuses == [503] * 17
     assert (served, small) == (200, 200)
     assert b"retry-after: 1" in said
+
+
+def test_c2_the_last_eighth_of_a_share_is_for_small_requests() -> None:
+    budget = MemoryBudget(2**24, address_share=0.5)
+    large = [budget.charge("bodies", 2**20, "one") for _ in range(7)]
+    with pytest.raises(MemoryExhausted):
+        budget.charge("bodies", 2**20, "one")
+    small = [budget.charge("connections", CONNECTION_BYTES, "one") for _ in range(32)]
+    with pytest.raises(MemoryExhausted):
+        budget.charge("connections", CONNECTION_BYTES, "one")
+    for charge in (*large, *small):
+        charge.release()
+    assert budget.used_bytes == 0
 
 
 def test_c2_a_body_larger_than_its_share_will_never_fit_and_is_told_so() -> None:
@@ -314,7 +328,7 @@ def test_c2_results_that_are_not_read_are_counted_and_refused_when_they_use_up_t
             other = await stack.enter_async_context(Client(port))
             return await other.ask(SMALL)
 
-    assert serve(script, large, budget=MemoryBudget(64 * MIB)) == 503
+    assert serve(script, large, budget=MemoryBudget(80 * MIB)) == 503
 
 
 # ----------------------------------------------------------------------------------- M5: idle connections

@@ -5,7 +5,8 @@ other layers hold (values of runs, slots of shared memory) they count themselves
 where a body is admitted, and nothing at all on the way of a small request, which the flat charge of its connection covers.
 
 An address and a tenant have a share each: a client that fills its own gets 503, and the others are served. What would not fit
-even alone gets 413, since to try again would be no use.
+even alone gets 413, since to try again would be no use. The last eighth of every limit is for small requests alone: a client whose
+address has filled its share with large bodies (another behind the same proxy, say) still has its small ones answered.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from lamina.units import show_bytes
 NO_LIMIT = 2**62
 CONNECTION_BYTES = 32 * 2**10
 """Flat charge of a connection: its head, its buffers, and a small request that is whole after one read."""
+
+SMALL_REQUESTS_SHARE = 8
+"""One part in so many of a limit is for small requests alone."""
 
 RETRY_S = 1
 """What a client is told to wait: bodies come and go within seconds."""
@@ -120,7 +124,8 @@ class MemoryBudget:
             ("tenant", self._tenants.get(tenant, 0), self.tenant_limit_bytes if tenant else NO_LIMIT, "of this tenant"),
             ("total", self.used_bytes, self.limit_bytes, "of the server"),
         )
-        for scope, used, limit, owner in scopes:
+        for scope, used, most, owner in scopes:
+            limit = most if size <= CONNECTION_BYTES else most - most // SMALL_REQUESTS_SHARE
             if used + size > limit:
                 self.refusals[scope] += 1
                 if max(size, whole) > limit:
