@@ -125,6 +125,15 @@ def resident_mib() -> float:
 class FakeTransport:
     """Stands for a socket: the server must not wait for one in ten thousand cases."""
 
+    def __init__(self) -> None:
+        self.is_reading = True
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
     def write(self, data: bytes) -> None: ...
 
     def is_closing(self) -> bool:
@@ -133,28 +142,39 @@ class FakeTransport:
     def get_write_buffer_size(self) -> int:
         return 0
 
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None: ...
+
     def abort(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def test_c1_ten_thousand_leavers_in_the_middle_of_a_body_leave_nothing() -> None:
     """31 MiB announced and 128 KiB sent by each: 1.2 GiB if they stayed. By reference counts alone: the collector comes late."""
-    server = HttpServer(echo, problem, budget=MemoryBudget(64 * MIB))
-    piece = bytes(64 * 2**10)
-    with no_garbage_collector():
-        before = resident_mib()
-        for _ in range(10_000):
-            connection = HttpConnection(server)
-            connection.connection_made(FakeTransport())  # type: ignore[arg-type]
-            connection.data_received(HEAD % (31 * MIB) + piece)
-            connection.data_received(piece)
-            assert server.budget.used_bytes == 31 * MIB + CONNECTION_BYTES
-            connection.connection_lost(None)
-        del connection
-        assert living(HttpConnection, RequestParser) == 0
-        assert resident_mib() - before < 20
-    assert server.budget.used_bytes == 0
-    assert not server.connections
-    server.budget.check()
+
+    async def main() -> None:
+        server = HttpServer(echo, problem, budget=MemoryBudget(64 * MIB))
+        piece = bytes(64 * 2**10)
+        with no_garbage_collector():
+            before = resident_mib()
+            for _ in range(10_000):
+                connection = HttpConnection(server)
+                connection.connection_made(FakeTransport())  # type: ignore[arg-type]
+                connection.data_received(HEAD % (31 * MIB) + piece)
+                connection.data_received(piece)
+                assert server.budget.used_bytes == 31 * MIB + CONNECTION_BYTES
+                connection.connection_lost(None)
+            del connection
+            assert living(HttpConnection, RequestParser) == 0
+            assert resident_mib() - before < 20
+        assert server.budget.used_bytes == 0
+        assert not server.connections
+        server.budget.check()
+
+    asyncio.run(main())
 
 
 def test_c1_leavers_on_real_sockets_leave_nothing() -> None:
@@ -230,8 +250,8 @@ def test_c2_a_head_that_is_checked_elsewhere_holds_up_its_body_alone() -> None:
 
 
 def test_c2_endless_bodies_take_their_share_and_the_others_are_served() -> None:
-    """Twenty clients of one address announce 28 MiB each and send no more; the budget is 256 MiB, half of it for an address, and an
-    eighth of that for small requests, which a client of the same address sends."""
+    """Twenty clients of one address announce 28 MiB each and send no more; the budget is 256 MiB, half of it for an address, and
+    an eighth of that for small requests, which a client of the same address sends."""
 
     async def script(port: int, server: HttpServer) -> tuple[list[int], int, int, bytes]:
         async with contextlib.AsyncExitStack() as stack:
@@ -505,3 +525,33 @@ def test_a_process_that_was_started_with_less_memory_keeps_to_it() -> None:
     command = "import resource, lamina.server.process_status as s; s.limit_address_space(2**32); print(*resource.getrlimit(9))"
     told = subprocess.run(["prlimit", f"--as={2**30}", sys.executable, "-c", command], capture_output=True, check=True).stdout
     assert told.split() == [b"%d" % 2**30] * 2
+
+
+# ------------------------------------------------------------------------------ many large bodies at once
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["admitted", "refused"])
+def test_c2_of_many_large_bodies_a_few_are_read_in_one_turn_of_the_loop(refused: bool) -> None:
+    """Each of ten clients has a piece of its body there at once: four are read on, and in each turn four others, in order. Those
+    that were refused and send on have no more than that."""
+
+    async def main() -> list[list[int]]:
+        budget = MemoryBudget(40 * MIB if refused else 2**40)
+        server = HttpServer(lambda request, exchange: None, lambda *said: (b"", b""), budget=budget)
+        pairs = [(HttpConnection(server), FakeTransport()) for _ in range(10)]
+        for connection, transport in pairs:
+            connection.connection_made(transport)  # type: ignore[arg-type]
+            connection.data_received(HEAD % (30 * MIB))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for connection, _ in pairs:
+            connection.data_received(bytes(MIB + 1))
+        found = []
+        for _ in range(4):
+            found.append([index for index, (_, transport) in enumerate(pairs) if transport.is_reading])
+            for index in found[-1]:
+                pairs[index][1].is_reading = False  # it has had its turn, and nothing more has come
+            await asyncio.sleep(0)
+        return found
+
+    assert asyncio.run(main()) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], []]

@@ -5,8 +5,8 @@ other layers hold (values of runs, slots of shared memory) they count themselves
 where a body is admitted, and nothing at all on the way of a small request, which the flat charge of its connection covers.
 
 An address and a tenant have a share each: a client that fills its own gets 503, and the others are served. What would not fit
-even alone gets 413, since to try again would be no use. The last eighth of every limit is for small requests alone: a client whose
-address has filled its share with large bodies (another behind the same proxy, say) still has its small ones answered.
+even alone gets 413, since to try again would be no use. The last eighth of every limit is for small requests alone: a client
+whose address has filled its share with large bodies (another behind the same proxy, say) still has its small ones answered.
 """
 
 from __future__ import annotations
