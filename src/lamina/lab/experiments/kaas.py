@@ -221,7 +221,7 @@ def _trace(cell: dict[str, Any]) -> Row:
     for draw in range(cell["draws"]):
         options = COMPAT[name] | ({"seed": draw} if name == "kaas_mlfq" else {})
         played = play_calls(world(SETS[cell["params"]], 2, name, options), requests(TRACE))
-        same = _starts(played) == PUBLISHED[name]
+        same = starts_of(played) == PUBLISHED[name]
         found += same
         if chosen is None or (same and found == 1):
             chosen = (draw, played)
@@ -230,7 +230,7 @@ def _trace(cell: dict[str, Any]) -> Row:
     waits = {call: started.wait_us / STEP_US for call, started in played.starts.items()}
     cold = sum(started.cold for started in played.starts.values())
     return {
-        "trace": _starts(played),
+        "trace": starts_of(played),
         "as_printed": found > 0,
         "share": found / cell["draws"],
         "seed": draw,
@@ -243,7 +243,7 @@ def _trace(cell: dict[str, Any]) -> Row:
     }
 
 
-def _starts(played: PlayedCalls) -> list[list[Any]]:
+def starts_of(played: PlayedCalls) -> list[list[Any]]:
     """[request, start, GPU] in the order they started."""
     starts = sorted(played.starts.values(), key=lambda one: (one.start_us, one.call.arrived_us))
     return [[one.call.id, one.start_us // STEP_US, int(one.device.removeprefix("gpu"))] for one in starts]
