@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Struct
 
 from lamina import encoding
-from lamina.errors import BadValue, LaminaError, NotFound, UnknownTarget
+from lamina.errors import BadValue, LaminaError, UnknownTarget
 from lamina.ipc.confinement import Confinement, enter
 from lamina.ipc.framing import FrameChannel, StopProcess
 from lamina.sdk.app_state import RefusedTransaction, StateCell, StateKey, Transaction
@@ -139,8 +139,7 @@ class BatchChannel:
 
 def _checked_answer(answer: BufferAnswer) -> tuple[str, str]:
     if answer.error is not None:
-        kind = NotFound if answer.error.type == NotFound.__name__ else BadValue
-        raise kind(answer.error.message, hint=answer.error.hint)
+        raise BadValue(answer.error.message, hint=answer.error.hint)  # the request's, which names the key
     return answer.path, answer.digest
 
 
