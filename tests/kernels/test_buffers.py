@@ -72,6 +72,19 @@ def test_what_stays_mapped_follows_the_rule_of_the_cache(tmp_path: Path):
     )
 
 
+def test_many_buffers_hold_few_files_open(tmp_path: Path):
+    store, mapped = BufferStore(tmp_path), MappedBuffers(1 << 30)
+    before = len(os.listdir("/proc/self/fd"))
+    for place in range(300):
+        put(store, "", f"small/{place}", np.full(10, place))
+        stored = store.find("", f"small/{place}")
+        mapped.open(stored.path, stored.digest)
+    put(store, "", "large", np.zeros(1 << 21, np.uint8))
+    large = store.find("", "large")
+    assert mapped.open(large.path, large.digest).nbytes == 1 << 21
+    assert len(os.listdir("/proc/self/fd")) <= before + 1 and len(mapped.cache) == 301
+
+
 def test_a_tenant_keeps_so_much_and_no_more(tmp_path: Path):
     store = BufferStore(tmp_path, tenant_bytes=100)
     put(store, "acme", "a", np.zeros(60, np.uint8))

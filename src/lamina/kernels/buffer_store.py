@@ -29,6 +29,9 @@ from lamina.kernels.validation import MAX_RANK, checked_key
 
 MAX_TENANT_BYTES = 16 * 2**30
 MAX_TENANT_KEYS = 100_000
+SMALL_BYTES, MAX_MAPPINGS = 2**20, 256
+"""Smaller buffers are read instead of mapped; and so many are mapped at most, for each holds a file open."""
+
 _MAGIC = b"lamina buffer 1\n"
 _ALIGN = 64
 _PIECE_BYTES = 4 * 2**20
@@ -226,10 +229,16 @@ class MappedBuffers:
 
         with open(path, "rb") as file:
             stored, begin = _read_head(file, path)
-            whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        array = np.frombuffer(whole, stored.dtype, prod(stored.shape), begin).reshape(stored.shape)
-        if stored.nbytes <= self.cache.capacity and stored.digest not in self._arrays:
-            for gone in self.cache.place(stored.digest, stored.nbytes, 1.0 + stored.nbytes / 1_000):
+            if stored.nbytes < SMALL_BYTES:  # a mapping keeps a file open: for these it is not worth it
+                file.seek(begin)
+                array = np.frombuffer(file.read(), stored.dtype).reshape(stored.shape)
+                room = max(stored.nbytes, 256)
+            else:
+                whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                array = np.frombuffer(whole, stored.dtype, prod(stored.shape), begin).reshape(stored.shape)
+                room = max(stored.nbytes, self.cache.capacity // MAX_MAPPINGS)
+        if room <= self.cache.capacity and stored.digest not in self._arrays:
+            for gone in self.cache.place(stored.digest, room, 1.0 + stored.nbytes / 1_000):
                 del self._arrays[gone]  # what a batch still reads lives as long as it does
             self._arrays[stored.digest] = array
             self._touch(stored.digest)
