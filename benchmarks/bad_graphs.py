@@ -72,12 +72,12 @@ def bystander(g):
 
 
 @kernels.numpy_kernel
-def add(a, b, total):
+def add(a: Any, b: Any, total: Any) -> None:
     total[...] = a + b
 
 
 @kernels.numpy_kernel
-def scale(a, by, scaled):
+def scale(a: Any, by: Any, scaled: Any) -> None:
     scaled[...] = a * by
 
 

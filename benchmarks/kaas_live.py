@@ -30,7 +30,7 @@ MAX_STEPS = 200
 
 
 @kernels.numpy_kernel
-def advance(x, y):
+def advance(x: Any, y: Any) -> None:
     y[...] = x * 3 + 1
 
 
