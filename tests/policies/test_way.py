@@ -7,12 +7,19 @@ from functools import cache
 import pytest
 from msgspec.structs import replace
 
+from lamina.core.actions import Reject
 from lamina.core.scheduling.leases import Device
+from lamina.planner.blocking import BlockingRule
+from lamina.policies import frontier
+from lamina.policies.frontier.candidate_slots import free_candidates
+from lamina.policies.frontier.config_table import ConfigTables
 from lamina.sim import scenario as scenarios
 from lamina.sim.hardware_model import WayModel
 from lamina.sim.run import run
 from lamina.sim.scenario import Scenario
 from lamina.sim.summary import Summary
+from tests.policies.test_completion_estimate import estimate_us
+from tests.script import BIG_GPU, Script, a_function
 
 WORLD = """
 [scenario]
@@ -137,3 +144,40 @@ def test_every_step_of_a_workflow_makes_the_way(policy: str):
     made = scenarios.parse(WORLD.replace('"resnet"\nrate = 27000', '"twice"\nrate = 6000') + STEPS)
     there = replace(made, ways={"h200": WayModel(3_000)})
     assert run(there, policy).total.attainment >= run(made, policy).total.attainment - 0.01
+
+
+# ------------------------------------------------------------------------ where it is counted
+
+MS = 1_000
+
+
+def far_away(script: Script, way_us: int) -> Script:
+    """A device that far away, as thirty batches have taught, and nothing to do."""
+    script.given(a_function(), devices=[BIG_GPU], takes={"f": 10 * MS}, policy=frontier.Policy())
+    for number in range(30):
+        script.at(number * 100 * MS).arrives(f"c{number}")
+        script.at(script.now_us + 10 * MS + way_us).finishes(took_us=10 * MS)
+    return script.at(3_000 * MS)
+
+
+def test_a_slot_begins_when_a_batch_can_be_there(script: Script):
+    controller = far_away(script, 3 * MS).controller
+    [slot] = free_candidates(controller.view, ConfigTables(), BlockingRule(), controller.state.functions["f"])
+    assert slot.at_us - script.now_us == pytest.approx(3 * MS, rel=0.01)
+
+
+def test_an_idle_device_is_as_far_away_in_the_estimate(script: Script):
+    """Its own time is 10 ms: within 12 it cannot be done, and what is offered instead has the way in it."""
+    [rejection] = far_away(script, 3 * MS).arrives("late", within_us=12 * MS)
+    assert isinstance(rejection, Reject) and rejection.offer_us >= 13 * MS
+    script.arrives("in-time", within_us=20 * MS)
+    assert len(script.running) == 1
+
+
+def test_units_that_come_back_sooner_than_the_way_are_taken_by_the_way(script: Script):
+    """A batch that ends within the way to the device makes nothing sooner."""
+    far_away(script, 3 * MS)
+    script.arrives("running", within_us=50 * MS)
+    script.at(script.now_us + 12 * MS)
+    function = script.controller.state.functions["f"]
+    assert estimate_us(script.controller.view, function) >= 13 * MS

@@ -57,3 +57,28 @@ def followed(key, value, version):
 @app.function(scale=lamina.Scale(max=1))
 def tick(due):
     app.state.counter("ticks").add(1)
+
+
+# What two tenants have deployed (`tests/world/tenants.py` says whose it is): the same, each with a state of its own.
+
+
+@app.function(scale=lamina.Scale(max=1))
+def keep_acme(n):
+    app.state.counter("kept").add(n)
+    return n
+
+
+@app.function(scale=lamina.Scale(max=1))
+def keep_evil(n):
+    app.state.counter("kept").add(n)
+    return n
+
+
+@app.workflow()
+def acme(n):
+    return keep_acme(echo(n))
+
+
+@app.workflow()
+def evil(n):
+    return keep_evil(echo(n))

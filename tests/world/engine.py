@@ -37,10 +37,10 @@ class _Reader:
 class WorldEngine:
     """`faults` is the share of batches and loads that go wrong."""
 
-    def __init__(self, machine: Machine, app: App, state: StateTable, faults: float) -> None:
+    def __init__(self, machine: Machine, app: App, state: StateTable, faults: float, shared: EngineShared) -> None:
         limits = SliceLimits(batches_per_instance=1)
         self.devices = [DeviceSpec(id="cpu0", kind="cpu", family="cpu", units=4, memory_mib=100_000, limits=limits)]
-        self.shared = EngineShared()
+        self.shared = shared
         self.references = None
         self.load_errors: dict[str, ErrorInfo] = {}
         self.ran = 0

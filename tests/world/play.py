@@ -23,6 +23,7 @@ from unittest import mock
 from lamina.server import http1
 from tests.world.machine import CLOCK, Machine
 from tests.world.server import Pipe, Reply, Server
+from tests.world.tenants import Tenants
 
 SECOND_US = 1_000_000
 PATIENCE_US = 3 * SECOND_US
@@ -74,11 +75,22 @@ class World:
         self.servers = [Server(self.machine, name, file, policy, faults, disk) for name in names]
         self.kills, self.freezes = self.rng.choice((0, 1, 3)), self.rng.choice((0, 0, 2))
         self.jumps = self.rng.choice((0, 0, 2))
+        self.jumped = 0
         self.policy, self.faults = policy, faults
+        self.tenants = Tenants(self) if self.rng.random() < 0.4 else None
 
     # ------------------------------------------------------------------ clients
 
-    def send(self, method: str, path: str, body: Any, headers: dict[str, str], on_reply: Callable[[Reply], None]) -> Pipe | None:
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        headers: dict[str, str],
+        on_reply: Callable[[Reply], None],
+        *,
+        management: bool = False,
+    ) -> Pipe | None:
         """Send a request to the server that answered last; the next one goes to the other if this one has no answer."""
         server = self.servers[self.favourite % len(self.servers)]
 
@@ -90,7 +102,7 @@ class World:
                 self.favourite += 1
             on_reply(reply)
 
-        pipe = server.request(method, path, body, headers, answered)
+        pipe = server.request(method, path, body, headers, answered, management=management)
         if pipe is not None:
             self.machine.call_at(self.machine.now_us + PATIENCE_US, pipe.close)
         return pipe
@@ -184,9 +196,13 @@ class World:
             if server.error is not None:
                 raise server.error
         end_us = machine.now_us + rng.choice((1, 3)) * SECOND_US
+        acts = [self.call, self.call, self.start_run, self.start_run, self.put, self.get]
+        if self.tenants is not None:
+            self.tenants.set_up()
+            acts += [self.tenants.call, self.tenants.call, self.tenants.start_run, self.tenants.start_run]
+            acts += [self.tenants.pry, self.tenants.list_runs, self.tenants.revoke, self.tenants.hurry]
         for _ in range(rng.choice((5, 20, 60))):
-            act = rng.choice((self.call, self.call, self.start_run, self.start_run, self.put, self.get))
-            machine.call_at(rng.randint(machine.now_us, end_us), act)
+            machine.call_at(rng.randint(machine.now_us, end_us), rng.choice(acts))
         for fault, times in ((self.kill, self.kills), (self.freeze, self.freezes), (self.jump, self.jumps)):
             for _ in range(times):
                 machine.call_at(rng.randint(machine.now_us, end_us), fault)
@@ -215,6 +231,7 @@ class World:
 
     def jump(self) -> None:
         """The wall clock is set."""
+        self.jumped += 1
         CLOCK.wall_jump_us += self.rng.choice((-3_600, -1, 1, 3_600)) * SECOND_US
 
     def replace_deposed(self) -> None:
@@ -228,22 +245,32 @@ class World:
         """Every client has what it wanted to know."""
         if any(server.pipes for server in self.servers) or not all(server.is_up for server in self.servers):
             return False
+        if self.tenants is not None and not self.tenants.is_settled:
+            return False
         return self.history.sent == self.history.puts and not self.unsettled()
 
     def unsettled(self) -> list[str]:
         return [run.key for run in self.history.runs if not (run.ids or run.refused)]
 
-    def read(self, path: str) -> Reply:
+    def read(self, path: str, headers: dict[str, str] | None = None) -> Reply:
         """Ask until a server has an answer."""
         limit_us = self.machine.now_us + 60 * SECOND_US
         while self.machine.now_us < limit_us:
             got: list[Reply] = []
-            self.send("GET", path, None, {}, got.append)
+            self.send("GET", path, None, headers or {}, got.append)
             self.machine.run(lambda got=got: bool(got), limit_us)  # type: ignore[misc]
             if got and got[0].status not in (0, 503):
                 return got[0]
             self.machine.run(lambda: False, self.machine.now_us + 50_000)
         return Reply(0)
+
+    def wait_for_run(self, id: str, limit_us: int) -> Reply:
+        """A run when it has ended, as the operator sees it."""
+        shown = self.read(f"/v1/runs/{id}")
+        while shown.status == 200 and shown.json["state"] not in ENDED and self.machine.now_us < limit_us:
+            self.machine.run(lambda: False, self.machine.now_us + SECOND_US)
+            shown = self.read(f"/v1/runs/{id}")
+        return shown
 
     def check(self) -> None:
         wrong = self.history.wrong
@@ -258,15 +285,10 @@ class World:
                 wrong.append(f"{run.key}: is {len(run.ids)} runs")
                 continue
             (id,) = run.ids
-            shown = self.read(f"/v1/runs/{id}")
-            while shown.status == 200 and shown.json["state"] not in ENDED and self.machine.now_us < limit_us:
-                self.machine.run(lambda: False, self.machine.now_us + SECOND_US)
-                shown = self.read(f"/v1/runs/{id}")
+            shown = self.wait_for_run(id, limit_us)
             state = shown.json["state"] if shown.status == 200 else f"{shown.status}"
             wanted = "failed" if run.target == "hopeless" else "succeeded"
-            problem = shown.json.get("problem", {}) if shown.status == 200 else {}
-            code = problem.get("reason", problem.get("code", ""))
-            if state != wanted and not (state == "failed" and code in HONEST):
+            if state != wanted and not _has_failed_honestly(shown):
                 wrong.append(f"{run.key} ({run.target}) is {state}, not {wanted}: {shown.body[:400]!r}")
             elif run.target != "hopeless":
                 added = run.body["n"] * (2 if run.target == "chain" else 1)
@@ -278,6 +300,8 @@ class World:
             if not least[name] <= found <= most[name]:
                 wrong.append(f"sum-{name} is {found}, and what ended adds up to {least[name]}, at most {most[name]}")
         self.check_followers(limit_us)
+        if self.tenants is not None:
+            self.tenants.check(_has_failed_honestly, lambda id: self.wait_for_run(id, limit_us))
         for key, value in self.history.puts.items():
             shown = self.read(f"/v1/state/{key}")
             if value and (shown.status != 200 or _value(shown) != value):
@@ -295,6 +319,13 @@ class World:
             self.machine.run(lambda: False, self.machine.now_us + SECOND_US)
         if followed > changes or (followed < changes and not self.faults):
             self.history.wrong.append(f"{changes} changes, and {followed} of them were followed")
+
+
+def _has_failed_honestly(shown: Reply) -> bool:
+    if shown.status != 200 or shown.json["state"] != "failed":
+        return False
+    problem = shown.json.get("problem", {})
+    return problem.get("reason", problem.get("code", "")) in HONEST
 
 
 def _version(reply: Reply) -> int:

@@ -5,16 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httptools
 
 from lamina import policies
+from lamina.access.access_control import AccessControl
+from lamina.access.admin_service import AdminService
 from lamina.bootstrap import ServingRuntime, call_lookup
+from lamina.drivers.engine import EngineShared, TargetSource
 from lamina.drivers.realtime import RealtimeDriver
+from lamina.gateway.auth import Authenticator
 from lamina.gateway.bootstrap import Gateway, ListenConfig, open_gateway
+from lamina.gateway.deploy.admin_routes import AdminRoutes
+from lamina.gateway.routes.problems import parse_error_body
+from lamina.gateway.routes.targets import call_targets
 from lamina.policies import new_controller
 from lamina.predict import online
 from lamina.predict.profile_table import ProfileTable
@@ -28,6 +35,9 @@ from tests.world.engine import WorldEngine
 from tests.world.machine import Loop, Machine
 
 APP = Path(__file__).with_name("app.py")
+TENANTS = ("acme", "evil")
+OWNERS = {target: TargetSource(app=f"{tenant}-app", tenant=tenant) for tenant in TENANTS for target in (tenant, f"keep_{tenant}")}
+"""Whose the targets of the app are that have an owner."""
 
 
 @dataclass
@@ -150,6 +160,7 @@ class Server:
         self.faults, self.disk_faults = faults, disk_faults
         self.loop: Loop | None = None
         self.gateway: Gateway | None = None
+        self.management: http1.HttpServer | None = None
         self.engine: WorldEngine | None = None
         self.pipes: list[Pipe] = []
         self.starts = 0
@@ -177,15 +188,23 @@ class Server:
     async def _serve(self) -> None:
         app = load_app(str(APP))
         controller = new_controller(policies.build(self.policy), online.OnlinePredictor(ProfileTable([])))
-        state = StateTable(app.name, call_lookup(controller))
-        self.engine = WorldEngine(self.machine, app, state, self.faults)
+        shared = EngineShared()
+        shared.set_sources(OWNERS)
+        state = StateTable(app.name, call_lookup(controller), shared.source)
+        self.engine = WorldEngine(self.machine, app, state, self.faults, shared)
         driver = RealtimeDriver(controller, self.engine, RunValues(None, None))  # type: ignore[arg-type]
         driver.add_observer(lambda *_: controller.state.check())
         self._backend = sqlite.Sqlite(str(self.file))
         opened = self._backend.writer
         self._backend.writer = lambda: _Disk(self, opened())  # type: ignore[method-assign,assignment,return-value]
         store = GroupCommitStore(self._backend)
-        self.gateway = await open_gateway(ServingRuntime(app, driver, state), ListenConfig(port=80), store=store)
+        access = AccessControl(store)
+        runtime = ServingRuntime(app, driver, state)
+        gateway = await open_gateway(runtime, ListenConfig(port=80), store=store, access=access)
+        gateway.targets.replace([replace(one, tenant=shared.source(one.name).tenant) for one in call_targets(app)])
+        admin: Any = (access, Authenticator(access), AdminService(access), None, None, gateway.process)  # nothing is deployed
+        self.management = http1.HttpServer(AdminRoutes(*admin).handle, parse_error_body)
+        self.gateway = gateway
 
     async def listen(self, factory: Callable[[], asyncio.Protocol], host: str, port: int, **options: Any) -> _Listener:
         return _Listener(port)
@@ -195,7 +214,7 @@ class Server:
         self.machine.end(self)
         if self._backend is not None:
             self._backend.release()
-        self.loop = self.gateway = self.engine = self._backend = None
+        self.loop = self.gateway = self.management = self.engine = self._backend = None
         for pipe in tuple(self.pipes):
             pipe.lose()
 
@@ -205,10 +224,17 @@ class Server:
             self.engine.calm()
 
     def request(
-        self, method: str, path: str, body: Any, headers: dict[str, str], on_reply: Callable[[Reply], None]
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        headers: dict[str, str],
+        on_reply: Callable[[Reply], None],
+        *,
+        management: bool = False,
     ) -> Pipe | None:
         """Send a request; None (and a reply of status 0) if no server listens."""
-        if self.gateway is None or self.loop is None:
+        if self.gateway is None or self.loop is None or self.management is None:
             on_reply(Reply(0))
             return None
         pipe = Pipe(self, on_reply)
@@ -218,7 +244,7 @@ class Server:
         if data:
             head.append("content-type: application/json")
         raw = "\r\n".join([*head, *(f"{name}: {value}" for name, value in headers.items()), "", ""]).encode() + data
-        connection = pipe.protocol = http1.HttpConnection(self.gateway.server)
+        connection = pipe.protocol = http1.HttpConnection(self.management if management else self.gateway.server)
 
         def arrive() -> None:
             connection.connection_made(pipe)

@@ -20,7 +20,7 @@ from msgspec import Struct
 from lamina.access import access_store, passwords
 from lamina.access.records import SCOPES, AuditEntry, Identity, Person, Secret, Token
 from lamina.access.vault import Vault
-from lamina.errors import BadValue, LaminaError, Refused, Unauthorized
+from lamina.errors import BadValue, LaminaError, Refused, StoreDown, Unauthorized
 from lamina.store.base import Session, Store, Work
 from lamina.types import Tenant
 
@@ -162,8 +162,17 @@ class AccessControl:
         visit = self._sessions.get(digest)
         if visit is None or visit.until_us <= now_us:
             self._sessions.pop(digest, None)
+            self.check_current()
             raise Unauthorized("unknown token", hint="log in again, or ask for a new one")
         return visit.identity
+
+    def check_current(self) -> None:
+        """Raise where there is a store that this server does not lead: what it does not know, the leader may. A server that began
+        before there was a store finds out later than its clients that another one has made it."""
+        if self._store.exists and not self._store.term:
+            raise StoreDown(
+                "users and tokens may have changed: this server does not lead its store", hint="ask the leader, or try again"
+            )
 
     async def log_in(self, name: str, password: str) -> tuple[str, LoginSession]:
         """Log in with a password: a session token, and its session."""

@@ -104,6 +104,8 @@ class AdminRoutes:
                 f"nothing at {where!r}", hint="docs/how-to/authentication.md and docs/how-to/deploy.md list what there is"
             )
         grant = Grant(self._auth.authorize(request, found.rule), found.rule)
+        if request.path != b"/healthz":
+            self._access.check_current()
         return found.handler(request, exchange, grant, *found.params)
 
     # ----------------------------------------------------------------------- routes
