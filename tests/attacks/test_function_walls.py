@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -18,7 +19,7 @@ import pytest
 
 from lamina.access.admin_service import AdminService
 from lamina.drivers.engine import TargetSource
-from lamina.engines.isolation import ProcessIsolation, Walls, parse_users
+from lamina.engines.isolation import Homes, ProcessIsolation, Walls, parse_users
 from lamina.errors import BadValue
 from lamina.ipc.confinement import Confinement, clean_environment, end_cgroup, memory_kills
 from lamina.types import FunctionSpec
@@ -410,3 +411,66 @@ def test_a_server_alone_in_its_control_group_moves_into_a_leaf_of_it(tmp_path: P
     isolation._enable(str(tmp_path))
     assert (tmp_path / "lamina-server" / "cgroup.procs").read_text() == "0"
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
+
+
+# ------------------------------------------------------------------------------- what is left behind
+
+
+def test_homes_of_a_killed_server_go_at_the_next_start_and_those_of_a_live_one_stay(tmp_path: Path) -> None:
+    left = "import os, sys; from lamina.engines.isolation import Homes; print(Homes(sys.argv[1]).path, flush=True)"
+    made = subprocess.run([sys.executable, "-c", f"{left}; os._exit(9)", tmp_path], capture_output=True, text=True, check=False)
+    killed = Path(made.stdout.strip())
+    (killed / "200000").mkdir()
+    (killed / "200000" / "data").write_text("of a tenant")
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{left}; sys.stdin.read()", tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as live:
+        assert live.stdout is not None
+        other = Path(live.stdout.readline().strip())
+        (other / "200000").mkdir()
+        (tmp_path / "lamina-homes-of-mine").mkdir()  # without a lock: not one of ours
+        homes = Homes(str(tmp_path))
+        assert not killed.exists()
+        assert (other / "200000").is_dir() and (tmp_path / "lamina-homes-of-mine").is_dir()
+        assert os.stat(homes.path).st_mode & 0o777 == 0o711
+        homes.close()
+        live.kill()
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([other.name, "lamina-homes-of-mine"])
+    Homes(str(tmp_path)).close()
+    assert [one.name for one in tmp_path.iterdir()] == ["lamina-homes-of-mine"]
+
+
+CUTTER = """
+import json, os, threading, time
+import lamina
+app = lamina.App("acme-app")
+
+@app.function(scale=lamina.Scale(min=1, max=1))
+def cut(size):
+    setup = json.loads(open("/proc/self/cmdline", "rb").read().split(b"\\0")[-2])
+    folder = os.path.join(setup["folder"], setup["owner"])
+
+    def shorten():
+        until = time.monotonic() + 5
+        while time.monotonic() < until:
+            for name in os.listdir(folder):
+                os.truncate(os.path.join(folder, name), 0)
+
+    threading.Thread(target=shorten, daemon=True).start()
+    return bytes(size)
+"""
+
+
+@needs_walls
+def test_a_tenant_s_worker_that_cuts_its_slots_short_does_not_end_the_server(app: Path, tmp_path: Path) -> None:
+    """A mapped file that is cut short ends the process that reads it: here the one that serves everybody."""
+
+    async def work() -> None:
+        async with managed(str(app), tmp_path / "kept", trusts_deployers=False) as server:
+            token = await server.token("deploy", "invoke", tenant="acme")
+            assert (await server.deploy("acme-app", CUTTER, token)).status == 200
+            statuses = {(await server.call("/v1/functions/cut", 3_000_000, token)).status for _ in range(2)}
+            assert statuses <= {200, 500, 503, 504}
+            assert await server.token("invoke", tenant="acme")  # it lives, and answers
+
+    run(work)

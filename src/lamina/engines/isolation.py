@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import shutil
 import site
+import stat
 import subprocess
 import sys
 import tempfile
@@ -48,6 +50,8 @@ UNCOUNTED_BYTES = 1024 * MIB
 """The same where no control group counts memory: the limit is on what is mapped, and libraries map more than they use."""
 
 PROBE_S = 30.0
+_HOMES = "lamina-homes-"
+_LOCK = ".lock"
 
 
 class Walls(Struct, frozen=True, kw_only=True):
@@ -74,6 +78,49 @@ class Walls(Struct, frozen=True, kw_only=True):
         return [f"{name}: {(getattr(self, name) and 'none: ' + getattr(self, name)) or said[name]}" for name in said]
 
 
+class Homes:
+    """Folder of the private folders of users, locked for as long as its server lives.
+
+    A folder without a lock was left by a server that was killed, whatever the process table says, and goes at the next start.
+    """
+
+    def __init__(self, base: str | None = None) -> None:
+        base = base or ("/var/tmp" if os.access("/var/tmp", os.W_OK | os.X_OK) else tempfile.gettempdir())
+        _remove_stale_homes(base)
+        fresh = tempfile.mkdtemp(prefix=f".{_HOMES}", dir=base)  # not found by others before it is locked
+        self._lock = os.open(f"{fresh}/{_LOCK}", os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        os.chmod(fresh, 0o711)
+        self.path = f"{base}/{os.path.basename(fresh)[1:]}"
+        os.rename(fresh, self.path)
+
+    def close(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _remove_stale_homes(base: str) -> None:
+    """Remove folders of servers that were killed: those of this user, with a lock file in them that no process holds. What is
+    there for another reason stays."""
+    for name in os.listdir(base):
+        path = f"{base}/{name}"
+        if not name.startswith(_HOMES):
+            continue
+        with contextlib.suppress(OSError):  # another server was faster, or lives
+            found = os.lstat(path)
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+                continue
+            lock = os.open(f"{path}/{_LOCK}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for inner in os.listdir(path):  # the lock last: until then it can be found again
+                    if inner != _LOCK:
+                        shutil.rmtree(f"{path}/{inner}", ignore_errors=True)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
 class ProcessIsolation:
     """Confinements of function processes, with what they need on disk; removed by `close`."""
 
@@ -81,7 +128,7 @@ class ProcessIsolation:
         self.users = users
         self.walls = Walls()
         self._cgroup_base: str | None = None  #: "": none can be made
-        self._homes: str | None = None
+        self._homes: Homes | None = None
         self._ending: set[str] = set()  #: control groups that could not be removed yet
 
     @property
@@ -125,10 +172,8 @@ class ProcessIsolation:
     def home(self, user: int) -> str:
         """Private folder of a user; made when it is first asked for."""
         if self._homes is None:
-            base = "/var/tmp" if os.access("/var/tmp", os.W_OK | os.X_OK) else None
-            self._homes = tempfile.mkdtemp(prefix="lamina-homes-", dir=base)
-            os.chmod(self._homes, 0o711)
-        folder = f"{self._homes}/{user}"
+            self._homes = Homes()
+        folder = f"{self._homes.path}/{user}"
         if not os.path.isdir(folder):
             os.mkdir(folder, 0o700)
             os.chown(folder, user, user)
@@ -150,7 +195,7 @@ class ProcessIsolation:
                 os.rmdir(self._cgroup_base)
         self._cgroup_base = ""
         if self._homes is not None:
-            shutil.rmtree(self._homes, ignore_errors=True)
+            self._homes.close()
             self._homes = None
 
     # ------------------------------------------------------------------------- walls
