@@ -14,6 +14,12 @@ from msgspec import Struct
 NEVER_US = 2**62
 """A time that does not come. An int, so that it compares and adds like any other."""
 
+WHOLE_UNIT = 1_000
+"""Parts of a unit. A batch leases all of them; one of a light or concurrent function a few, beside others of that kind."""
+
+MAX_CONCURRENCY = WHOLE_UNIT
+"""Calls one instance may serve at once."""
+
 OnMiss = Literal["shed", "serve"]
 
 MIN_SHARE_KEPT = 0.75
@@ -104,6 +110,8 @@ class FunctionSpec(Struct, frozen=True, kw_only=True):
     name: str
     max_batch: int = 1
     cores: int = 1  #: units wanted on a CPU device
+    concurrency: int = 1  #: calls that one instance serves at once on its cores
+    parts: int = WHOLE_UNIT  #: of each of its cores that one call takes: less than all if it is light, or one of several at once
     share: float = 0.0  #: part of a GPU wanted; 0: needs none, and may run on one all the same only if `gpu` says so
     gpu: Literal["no", "may", "must"] = "no"
     memory_mib: int = 0
@@ -141,9 +149,29 @@ class FunctionSpec(Struct, frozen=True, kw_only=True):
         sizes = sorted(size for size in device.limits.sizes if size <= device.units)
         return next((size for size in sizes if size >= wish), sizes[-1])
 
+    def parts_on(self, device: DeviceSpec) -> int:
+        """Parts of each of its units that one batch leases: on cores its own, elsewhere all."""
+        return self.parts if device.family == "cpu" and device.limits.per_batch else WHOLE_UNIT
+
+    def batches_at_once(self, device: DeviceSpec) -> int:
+        """Batches one instance may run at once; 0: as many as there are slices."""
+        return self.concurrency if self.parts_on(device) < WHOLE_UNIT else device.limits.batches_per_instance
+
+    def busy_instances_on(self, device: DeviceSpec) -> int:
+        """Instances that can all be busy at once; further ones would only wait for each other. At least 1."""
+        units, parts = self.units_on(device), self.parts_on(device)
+        if parts < WHOLE_UNIT:
+            return max(1, device.units * WHOLE_UNIT // (units * parts * self.concurrency))
+        return max(1, device.units * device.limits.batches_per_instance // units)
+
     def cores_on(self, device: DeviceSpec) -> int:
         """Cores of the host one batch takes by default, where they are counted."""
         return min(self.cores, device.cores)
+
+
+def call_parts(core_part: float, concurrency: int) -> int:
+    """Parts of each core that one call takes, where so many share that part of it."""
+    return max(1, int(WHOLE_UNIT * core_part / concurrency))
 
 
 class Call(Struct, frozen=True, gc=False):

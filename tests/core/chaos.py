@@ -27,7 +27,18 @@ from lamina.core.workflow.flow import Choice, Each, Flow, Pass, Task
 from lamina.core.workflow.journal_entry import JournalEntry
 from lamina.errors import NoCapacity
 from lamina.policies import new_controller
-from lamina.types import NEVER_US, Call, DeviceSpec, FunctionSpec, QuotaSpec, ScaleSpec, SliceLimits, Tenant
+from lamina.types import (
+    NEVER_US,
+    WHOLE_UNIT,
+    Call,
+    DeviceSpec,
+    FunctionSpec,
+    QuotaSpec,
+    ScaleSpec,
+    SliceLimits,
+    Tenant,
+    call_parts,
+)
 from tests.core import chaos_policy
 from tests.core.chaos_flows import GUARDED_FLOWS
 from tests.core.ledger import Ledger
@@ -269,6 +280,8 @@ class Chaos:
             ),
             idempotent=rng.random() < 0.8,
             max_queue=rng.choice((5, 10_000)),
+            concurrency=(at_once := rng.choice((1, 1, 3, 40))),
+            parts=WHOLE_UNIT if home else call_parts(rng.choice((1.0, 1.0, 0.25)), at_once),
         )
 
     # ------------------------------------------------------------------- one step

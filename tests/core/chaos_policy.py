@@ -25,9 +25,10 @@ from lamina.core.policy import (
     UnloadInstance,
     View,
 )
-from lamina.core.scheduling.leases import Device, find_block
+from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState
+from lamina.core.unit_blocks import find_block
 from lamina.policies import fifo
 from lamina.policies.defaults import ReactiveAutoscaler
 from lamina.types import Call

@@ -191,9 +191,10 @@ class Ledger:
             assert before.action.device == action.device
             assert action.mask & ~before.action.mask == 0, "it does not inherit that slice"
             assert action.cores <= before.action.cores, "nor those cores"
+            assert action.part == before.action.part == 1.0, "parts of units are not booked"
             before.next = lease
         else:
-            assert not action.mask & self._leased(action.device), "slices overlap"
+            self._check_parts(action)
             held = sum(b.action.cores for b in self.batches.values() if b.running and b.action.device == device.id)
             assert held + action.cores <= device.cores, "more cores than the host has"
             homes = [i for i in self.instances.values() if i.device == device.id and i.home != loaded.home]
@@ -216,11 +217,18 @@ class Ledger:
             latest_us = max(self.open[job.call_id].expires_us for job in action.jobs)
             assert now_us + action.predicted_us <= latest_us, "predicted to be too late for everybody"
 
+    def _check_parts(self, action: do.StartBatch) -> None:
+        """Of no unit more is leased than there is, beside a batch that has it whole nothing."""
+        running = [lease.action for lease in self.batches.values() if lease.running and lease.action.device == action.device]
+        for unit in range(action.mask.bit_length()):
+            there = [one.part for one in (*running, action) if one.mask >> unit & 1] if action.mask >> unit & 1 else []
+            assert sum(there) <= 1 + 1e-9, "slices overlap"
+            assert len(there) <= 1 or max(there) < 1, "slices overlap"
+
     def _leased(self, device: str) -> int:
         leased = 0
         for lease in self.batches.values():
             if lease.running and lease.action.device == device:
-                assert not leased & lease.action.mask, "slices overlap"
                 leased |= lease.action.mask
         return leased
 
@@ -228,10 +236,11 @@ class Ledger:
         """What must hold between any two events."""
         for device in self.devices.values():
             assert self._leased(device.id) < 1 << device.units
-            limit = device.limits.batches_per_instance
             for loaded in self.instances.values():
+                own = [b.action for b in self.batches.values() if b.running and b.action.instance == loaded.id]
+                limit = device.limits.batches_per_instance if all(one.part == 1 for one in own) else 0  # parts have no other
                 if limit and loaded.device == device.id:
-                    at_once = sum(b.running and b.action.instance == loaded.id for b in self.batches.values())
+                    at_once = len(own)
                     assert at_once <= limit, f"{loaded.id} runs {at_once} batches at once"
         for lease in self.batches.values():
             assert lease.running or lease.action.behind in self.batches, "booked behind nothing"

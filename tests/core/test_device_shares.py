@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina.core.scheduling.leases import Device, aligned_starts
+from lamina.core.scheduling.leases import Device
+from lamina.core.unit_blocks import aligned_starts
 from lamina.types import DeviceSpec, FunctionSpec, SliceLimits
 from tests.script import Script, a_function
 

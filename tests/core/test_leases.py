@@ -6,7 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from lamina.core.scheduling.leases import Device, find_block, slice_label
+from lamina.core.scheduling.leases import Device, slice_label
+from lamina.core.unit_blocks import find_block
 from lamina.types import DeviceSpec, FunctionSpec, SliceLimits
 
 

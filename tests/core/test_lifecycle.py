@@ -98,7 +98,7 @@ def _watched(method: Any, name: str, field: str, event: str, seen: set[tuple[str
 
 
 def test_every_move_in_worlds_of_chaos_is_in_the_tables(moves: set[tuple[str, str, str, str]]):
-    for seed in range(12):
+    for seed in range(32):
         world = play(seed, "chaos-due" if seed % 2 else "fifo", 80, faults=(0.15, 0.4)[seed % 2], watched=False)
         world.drain()
     known = {

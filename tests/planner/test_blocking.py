@@ -7,8 +7,8 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina.core.scheduling.leases import aligned_starts
 from lamina.core.scheduling.state import Batch
+from lamina.core.unit_blocks import aligned_starts
 from lamina.planner.blocking import BlockingRule, Claim, Holding, keep_units
 from lamina.types import DeviceSpec, SliceLimits, Slo
 from tests.script import Script, a_function

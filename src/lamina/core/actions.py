@@ -35,6 +35,7 @@ class StartBatch(Struct, frozen=True, tag=True):
     cores: int = 0  #: of the host, where they are counted
     transfer_us: int = 0  #: of the time predicted: bringing its inputs over from other nodes
     delay: str = ""  #: why the function was deferred before, if it was
+    part: float = 1.0  #: of its units: of a light or concurrent function, others have the rest
 
 
 class Load(Struct, frozen=True, tag=True):

@@ -27,7 +27,7 @@ from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.slots import Slot as Slot
 from lamina.core.scheduling.slots import next_slot_us, reserved_units, slots
 from lamina.core.scheduling.state import Clock
-from lamina.types import Call, FunctionSpec
+from lamina.types import WHOLE_UNIT, Call, FunctionSpec
 
 if TYPE_CHECKING:
     from lamina.core.scheduling.admission_margin import AdmissionMargin
@@ -288,7 +288,8 @@ class View(Clock):
                     cores = range(1, where.cores + 1) if where.cores else cores
                 for size, core_count in product(units, cores):
                     batch_us = self.latency_us(spec.name, device, spec.max_batch, size, core_count)
-                    prices.append(batch_us * where.lease_price(size, core_count) / spec.max_batch)
+                    part = spec.parts_on(where) / WHOLE_UNIT
+                    prices.append(batch_us * where.lease_price(size, core_count) * part / spec.max_batch)
         return min(prices, default=0.0)
 
     # ------------------------------------------------------------------- slots

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from lamina.core.scheduling.leases import Device, aligned_starts
+from lamina.core.scheduling.leases import Device
+from lamina.core.unit_blocks import aligned_starts
 from lamina.errors import BadValue, LaminaError
 from lamina.types import DeviceSpec
 

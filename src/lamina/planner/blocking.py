@@ -35,8 +35,9 @@ from msgspec.structs import replace
 
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import Slot, View
-from lamina.core.scheduling.leases import Device, aligned_starts, find_block
+from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import Batch, FunctionState
+from lamina.core.unit_blocks import aligned_starts, find_block
 from lamina.types import NEVER_US
 
 FRESH_US = 20_000

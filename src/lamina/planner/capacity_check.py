@@ -26,7 +26,7 @@ class _FreeDevice:
         limit = self.spec.limits.batches_per_instance
         if not limit:
             return spec.home or not self.instances[spec.name]
-        return self.instances[spec.name] < max(1, self.spec.units * limit // spec.units_on(self.spec))
+        return self.instances[spec.name] < spec.busy_instances_on(self.spec)
 
 
 def check_capacity(devices: Iterable[DeviceSpec], standing: Iterable[FunctionSpec], coming: Iterable[FunctionSpec]) -> None:

@@ -43,8 +43,9 @@ def units_to_reserve(function: FunctionState, device: Device) -> int:
 
 def has_enough_instances(spec: FunctionSpec, device: DeviceSpec, count: int) -> bool:
     """Whether one more than `count` would only wait for the others; one with a slice of its own would not."""
-    limit = device.limits.batches_per_instance
-    return count > 0 and (not spec.home if limit == 0 else (count + 1) * spec.units_on(device) > device.units * limit)
+    if device.limits.batches_per_instance == 0:
+        return count > 0 and not spec.home
+    return count > 0 and count + 1 > spec.busy_instances_on(device)
 
 
 def has_block(view: View, instance: Instance) -> bool:

@@ -84,7 +84,7 @@ class ReactiveAutoscaler:
                 continue
             units = spec.units_on(device.spec)
             batch_us = view.latency_us(spec.name, device, spec.max_batch, units)
-            slices = device.spec.units // units if device.spec.limits.batches_per_instance == 0 else 1
+            slices = device.spec.units // units if device.spec.limits.batches_per_instance == 0 else spec.concurrency
             if batch_us:
                 return max(1, -int(-rate_per_us * batch_us / spec.max_batch / slices / self.target // 1))
         return 1

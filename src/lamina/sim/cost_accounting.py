@@ -19,9 +19,9 @@ class DeviceUsage:
     spec: DeviceSpec
     joined_us: int
     left_us: int = NEVER_US
-    leased: int = 0
+    leased: float = 0
     core_us: int = 0  #: core-microseconds
-    leased_unreserved: int = 0  #: the part of it outside of reserved slices
+    leased_unreserved: float = 0  #: the part of it outside of reserved slices
     reserved: float = 0.0
     leased_series: TimeSeries = field(default_factory=TimeSeries)  #: leased, over time
     _reserved_slices: dict[str, tuple[int, float]] = field(default_factory=dict)  #: instance -> units, and share of the time
@@ -32,16 +32,25 @@ class DeviceUsage:
     _instances: int = 0  #: loaded on it, or being loaded
     _occupied_since_us: int = 0
 
-    def lease(self, start_us: int, end_us: int, mask: int, cores: int = 0) -> None:
+    def lease(self, start_us: int, end_us: int, mask: int, cores: int = 0, part: float = 1.0) -> None:
+        """A batch that has its units, or a part of each, for that time."""
         units = mask.bit_count()
         took_us = end_us - start_us
+        if part < 1.0:
+            self.leased += units * took_us * part
+            self.leased_unreserved += (mask & ~self._reserved_mask).bit_count() * took_us * part
+            self.leased_series.add_span(start_us, end_us, units * part)
+            return
         self.core_us += cores * took_us
         self.leased += units * took_us
         self.leased_unreserved += (mask & ~self._reserved_mask).bit_count() * took_us
         self.leased_series.add_span(start_us, end_us, units)
 
-    def shorten_lease(self, end_us: int, planned_us: int, mask: int, cores: int = 0) -> None:
+    def shorten_lease(self, end_us: int, planned_us: int, mask: int, cores: int = 0, part: float = 1.0) -> None:
         """Take back the rest of a lease whose batch was lost before its planned end."""
+        if part < 1.0:
+            self.lease(end_us, planned_us, mask, cores, -part)
+            return
         units = mask.bit_count()
         self.core_us -= cores * (planned_us - end_us)
         self.leased -= units * (planned_us - end_us)

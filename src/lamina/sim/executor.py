@@ -80,7 +80,7 @@ class IndependentBatches:
         self._ends[action.batch_id] = (end_us, held_us)
         if len(self._ends) > _MAX_ENDS:
             self._ends = {batch: end for batch, end in self._ends.items() if end[0] >= now_us}
-        usage.lease(start_us, end_us, action.mask, action.cores)
+        usage.lease(start_us, end_us, action.mask, action.cores, action.part)
         self.accounting.batch_started(action.function, size)
         return ((end_us + handover_us - handover_us // 2, BatchFinished(action.batch_id, took_us)),)
 
@@ -90,7 +90,7 @@ class IndependentBatches:
         for batch in batches:
             planned_us, took_us = self._ends.pop(batch.id, (now_us, 0))
             usage = self.accounting.devices[batch.device.spec.id]
-            usage.shorten_lease(max(now_us, planned_us - took_us), planned_us, batch.mask, batch.cores)
+            usage.shorten_lease(max(now_us, planned_us - took_us), planned_us, batch.mask, batch.cores, batch.part)
             follower = batch.follower
             if follower is not None and follower.id not in gone:
                 late_us, needs_us = self._ends[follower.id]
@@ -135,7 +135,7 @@ class InterferingBatches:
             device = batch.device.spec.id
             start_us = self._devices[device].remove(now_us, batch.id) if device in self._devices else None
             if start_us is not None:
-                self.accounting.devices[device].lease(start_us, now_us, batch.mask, batch.cores)
+                self.accounting.devices[device].lease(start_us, now_us, batch.mask, batch.cores, batch.part)
         touched = {batch.device.spec.id for batch in batches} & self._devices.keys()
         later = [follows for device in sorted(touched) for follows in self._reschedule(device, self._devices[device])]
         for batch in batches:
@@ -152,7 +152,7 @@ class InterferingBatches:
         later: list[tuple[int, Event | DeviceChange]] = []
         for ended in colocated.take_finished():
             action, handover_us = self._in_flight.pop(ended.batch_id)
-            self.accounting.devices[device].lease(ended.start_us, ended.end_us, action.mask, action.cores)
+            self.accounting.devices[device].lease(ended.start_us, ended.end_us, action.mask, action.cores, action.part)
             later.append((ended.end_us + handover_us, BatchFinished(ended.batch_id, ended.device_us)))
         if colocated.next_us < self._armed_us.get(device, NEVER_US):
             self._armed_us[device] = colocated.next_us

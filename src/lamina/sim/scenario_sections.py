@@ -46,7 +46,18 @@ from lamina.sim import workload
 from lamina.sim.hardware_model import WayModel
 from lamina.sim.toml_fields import Field, read_present, required
 from lamina.sim.workload import RateSegment, Workload
-from lamina.types import NEVER_US, OBJECTIVES, DeviceSpec, FunctionSpec, QuotaSpec, ScaleSpec, Slo, Tenant
+from lamina.types import (
+    NEVER_US,
+    OBJECTIVES,
+    WHOLE_UNIT,
+    DeviceSpec,
+    FunctionSpec,
+    QuotaSpec,
+    ScaleSpec,
+    Slo,
+    Tenant,
+    call_parts,
+)
 
 # --------------------------------------------------------------------------- [[device]]: a preset kind, or its units and memory
 
@@ -125,7 +136,7 @@ def _device(row: Field, fields: dict[str, Field], kind: str) -> DeviceSpec:
 # ----------------------------------------------------------------------- [[function]]: resources, SLO, scaling, latency profile
 
 _FUNCTION_KEYS = (
-    "name", "max_batch", "cores", "share", "gpu", "memory", "home", "lend", "slo", "scale", "quota",
+    "name", "max_batch", "cores", "core_part", "concurrency", "share", "gpu", "memory", "home", "lend", "slo", "scale", "quota",
     "input", "idempotent", "max_queue", "objective", "load", "profile",
 )  # fmt: skip
 
@@ -157,6 +168,8 @@ def _function(row: Field, fields: dict[str, Field]) -> FunctionSpec:
         fields,
         max_batch=("max_batch", lambda field: field.integer(1)),
         cores=("cores", lambda field: field.integer(1)),
+        core_part=("parts", lambda field: call_parts(field.share(), 1)),
+        concurrency=("concurrency", lambda field: field.integer(1)),
         share=("share", Field.share),
         gpu=("gpu", lambda field: field.one_of("no", "may", "must")),
         memory=("memory_mib", Field.memory_mib),
@@ -174,6 +187,8 @@ def _function(row: Field, fields: dict[str, Field]) -> FunctionSpec:
         values.setdefault("gpu", "must")
         if values["gpu"] == "no":
             raise fields["share"].error("a share of a GPU it does not use", 'leave it out, or write gpu = "may"')
+    if values.get("concurrency", 1) > 1:
+        values["parts"] = max(1, values.get("parts", WHOLE_UNIT) // values["concurrency"])
     return FunctionSpec(name=required(row, fields, "name").text(), **values)
 
 

@@ -19,7 +19,7 @@ from lamina.core.scheduling.queues import DispatchQueue
 from lamina.core.scheduling.state import Batch, ControllerState, FunctionState, Instance
 from lamina.core.token_bucket import time_share_bucket
 from lamina.errors import PolicyError
-from lamina.types import DeviceSpec, FunctionSpec
+from lamina.types import WHOLE_UNIT, DeviceSpec, FunctionSpec
 
 Thing = TypeVar("Thing")
 
@@ -46,6 +46,7 @@ class Cluster:
         if predicted_us:
             predicted_us += transfer_us
         now_us, way_us = self._view.now_us, device.way_us
+        parts = function.spec.parts if function.spec.parts == WHOLE_UNIT else function.spec.parts_on(device.spec)
         soonest_us = max(now_us, slot.at_us - way_us)  # a policy that does not count the way is not in error
         if predicted_us and soonest_us + predicted_us > max([job.expires_us for job in jobs]):
             raise PolicyError(f"every job of this batch of {function.spec.name} would be too late")
@@ -62,12 +63,13 @@ class Cluster:
             cores=slot.cores,
             transfer_us=transfer_us,
             early_us=int(predicted_us * (1 - function.usual_part)),
+            part=parts / WHOLE_UNIT,
         )
         if behind is not None:
             batch.book_behind(behind)
         else:
             batch.begin(now_us)
-            device.lease(batch.id, batch.mask, batch.cores)
+            device.lease(batch.id, batch.mask, batch.cores, parts)
         self._state.batches[batch.id] = batch
         instance.add_batch(batch)
         delay = self._dispatch_queue.dequeue(function, jobs)
@@ -86,6 +88,7 @@ class Cluster:
                 slot.cores,
                 transfer_us,
                 delay,
+                batch.part,
             )
         )
         return batch
@@ -107,15 +110,17 @@ class Cluster:
         if not device.is_valid_slice(mask) or not (device.spec.limits.per_batch or mask == device.homes.get(instance.id)):
             raise PolicyError(f"{device.spec.id} has no slice {mask:b} for {instance.id}")
         own = behind is not None and behind.instance is instance
+        is_shared = (behind is not None and behind.part < 1) or function.spec.parts_on(device.spec) < WHOLE_UNIT
         limit = function.batches_at_once(device)
         if limit and not own and not instance.has_capacity(limit):
             raise PolicyError(f"{instance.id} has all the batches it may run at once")
         if slot.cores and not 0 < slot.cores <= (device.cores_free if behind is None else behind.cores):
             raise PolicyError(f"{device.spec.id} has no {slot.cores} cores to spare")
         if behind is None:
-            if mask & device.busy or (device.homes and mask & device.reserved_units(instance.id)):
+            is_open = not mask & device.busy or device.is_open(mask, function.spec.parts_on(device.spec))
+            if not is_open or (device.homes and mask & device.reserved_units(instance.id)):
                 raise PolicyError(f"{slice_label(device.spec.id, mask)} is busy, or reserved for another")
-        elif behind.follower is not None or behind.started_us < 0 or behind.id not in self._state.batches:
+        elif behind.follower is not None or behind.started_us < 0 or behind.id not in self._state.batches or is_shared:
             raise PolicyError(f"nothing can be booked behind batch {behind.id}")
         elif behind.device is not device or mask & ~behind.mask:
             raise PolicyError(f"{slice_label(device.spec.id, mask)} is not what batch {behind.id} leaves behind")

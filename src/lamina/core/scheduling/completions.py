@@ -40,7 +40,7 @@ class Completions:
             batch.begin(max(self._view.now_us - device_us, *[job.enqueued_us for job in batch.jobs]))
         device, count = batch.device.spec, len(batch.jobs)
         label = slice_label(device.id, batch.mask)
-        cost = device_us * device.lease_price(batch.mask.bit_count(), batch.cores) / count
+        cost = device_us * device.lease_price(batch.mask.bit_count(), batch.cores) * batch.part / count
         outcomes = event.outcomes
         if outcomes and len(outcomes) != count:  # which is which? No call gets an answer that may be another's
             outcomes = (JobOutcome(False, "bad-result"),) * count

@@ -4,34 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass, field
-from functools import lru_cache
 
-from lamina.types import DeviceSpec
-
-
-@lru_cache(maxsize=4096)
-def aligned_starts(units: int, total: int) -> tuple[int, ...]:
-    """Starts of blocks of a fixed catalogue: at a multiple of its size, counted from either end. From one end alone, two
-    blocks that fill a device between them would often have no place beside each other: 10 and 5 of 15 would, 11 and 4 not."""
-    return tuple(dict.fromkeys((*range(0, total - units + 1, units), *range(total - units, -1, -units))))
-
-
-@lru_cache(maxsize=4096)
-def find_block(free: int, units: int, aligned: bool, total: int) -> int:
-    """The first `units` neighbouring units of `free` as a mask, or 0. Neighbours, so that a slice is one block."""
-    block = (1 << units) - 1
-    if aligned:
-        for start in aligned_starts(units, total):
-            mask = block << start
-            if free & mask == mask:
-                return mask
-        return 0
-    starts, have = free, 1
-    while have < units:  # starts: bit i is set if units i..i+have-1 are free
-        step = min(have, units - have)
-        starts &= starts >> step
-        have += step
-    return (starts & -starts) * block
+from lamina.core.unit_blocks import SharedUnits, aligned_starts, find_block
+from lamina.types import WHOLE_UNIT, DeviceSpec
 
 
 def slice_label(device: str, mask: int) -> str:
@@ -41,21 +16,12 @@ def slice_label(device: str, mask: int) -> str:
     return f"{device}/{low}" if low == high else f"{device}/{low}-{high}"
 
 
-WAY_SMOOTHING = 0.1
-"""Weight of the newest observation of the way to a device."""
-
-WAY_FIRST_DEVIATION = 0.1
-"""Deviation assumed of a way that was seen once, as a part of it."""
-
-WAY_PLAN_DEVIATIONS = 2.0
-"""Mean deviations that a plan adds: one that plans with the mean is late half of the time."""
-
-WAY_CLIP, WAY_CLIP_US = 4, 1_000
-"""One observation counts for so many times what is planned with at most, or this if that is more: one stall of the machine is no
-longer way, and a way that is longer for good is known after a handful of batches."""
-
-WAY_RELAXED = 0.7
-"""What is left of it when nothing has run for long that could prove it wrong."""
+WAY_SMOOTHING = 0.1  #: weight of the newest observation of the way to a device
+WAY_FIRST_DEVIATION = 0.1  #: deviation assumed of a way that was seen once, as a part of it
+WAY_PLAN_DEVIATIONS = 2.0  #: mean deviations that a plan adds: one that plans with the mean is late half of the time
+WAY_CLIP, WAY_CLIP_US = 4, 1_000  #: one observation counts for so many times what is planned with at most, or this if that is
+#: more: one stall of the machine is no longer way, and a way that is longer for good is known after a handful of batches
+WAY_RELAXED = 0.7  #: what is left of it when nothing has run for long that could prove it wrong
 
 
 @dataclass(slots=True)
@@ -105,6 +71,7 @@ class Device:
     is_suspended: bool = False  #: it gives no sign of life: nothing new is sent there
     is_draining: bool = False  #: it is about to be taken away
     takes_instances: bool = True  #: neither: something may be loaded there
+    shared: SharedUnits = field(default_factory=SharedUnits)  #: those that are leased in parts
     way_us: int = 0  #: there and back, to plan with: from starting a batch to its result, less its own time on the slice
     _way: WayEstimate = field(default_factory=WayEstimate)
     all_units: int = field(init=False)  #: all its units
@@ -149,8 +116,18 @@ class Device:
                 kept |= mask
         return kept
 
-    def find_slice(self, instance: str, units: int, kept: int) -> int:
-        """A free slice for it, its own home first and none of the units `kept` for others; 0 if there is none."""
+    def shared_block(self, units: int, parts: int, kept: int) -> int:
+        """Shared units with so many parts left, none `kept` for others; 0: there are none. They are taken before idle ones."""
+        return find_block(self.shared.room(parts) & ~kept, units, self.spec.limits.aligned, self.spec.units)
+
+    def is_open(self, mask: int, parts: int) -> bool:
+        """Whether a batch may have so many parts of these units now."""
+        return not mask & self.busy or (parts < WHOLE_UNIT and not mask & self.busy & ~self.shared.room(parts))
+
+    def find_slice(self, instance: str, units: int, kept: int, parts: int = WHOLE_UNIT) -> int:
+        """A free slice for it, shared units or its own home first and none of the units `kept` for others; 0 if there is none."""
+        if parts < WHOLE_UNIT and (shared := self.shared_block(units, parts, kept)):
+            return shared
         limits = self.spec.limits
         home = self.homes.get(instance, 0)
         idle_home = home if not home & self.busy else 0
@@ -201,9 +178,11 @@ class Device:
             and (not limits.aligned or low.bit_length() - 1 in aligned_starts(units, self.spec.units))
         )
 
-    def lease(self, batch_id: int, mask: int, cores: int = 0) -> None:
+    def lease(self, batch_id: int, mask: int, cores: int = 0, parts: int = WHOLE_UNIT) -> None:
         assert 0 < mask <= self.all_units, f"{self.spec.id} has no units {mask:b}"
-        assert not mask & self.busy, f"units {mask & self.busy:b} of {self.spec.id} are leased twice"
+        assert self.is_open(mask, parts), f"units {mask & self.busy:b} of {self.spec.id} are leased twice"
+        if parts < WHOLE_UNIT:
+            self.shared.take(batch_id, mask, parts)
         self.busy |= mask
         self.running[batch_id] = mask
         if cores:
@@ -212,7 +191,7 @@ class Device:
 
     def release(self, batch_id: int) -> int:
         mask = self.running.pop(batch_id)
-        self.busy &= ~mask
+        self.busy &= ~(self.shared.give_back(batch_id, mask) if batch_id in self.shared.parts else mask)
         if self.cores:
             self.cores_busy -= self.cores.pop(batch_id, 0)
         return mask
@@ -227,9 +206,10 @@ class Device:
         self.unreserve(instance)
 
     def check(self) -> None:
+        self.shared.check(self.running)
         busy = 0
-        for mask in self.running.values():
-            assert not busy & mask, f"slices overlap on {self.spec.id}"
+        for batch_id, mask in self.running.items():
+            assert batch_id in self.shared.parts or not busy & mask, f"slices overlap on {self.spec.id}"
             busy |= mask
         assert busy == self.busy, f"{self.spec.id} counts units that no batch holds"
         assert busy | self.all_units == self.all_units, f"more units leased than {self.spec.id} has"

@@ -2,6 +2,7 @@
 
 Every rule about where a batch may go is here: homes (reserved slices) and when they are lent, token buckets of functions and
 instances, cores of the host, how many batches an instance may run, the bandwidth limit, and one follower per running batch.
+Light and concurrent functions have parts of units: they join shared ones as if these were their home, and are not booked.
 
 `free_slots` and `upcoming_slots` say which *units* are open to each instance; the policy chooses how many of them it wants.
 `slots` chooses for policies that take what the function asks for, and offers concrete slots one after another.
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from lamina.core.lifecycle import InstancePhase
-from lamina.types import NEVER_US
+from lamina.types import NEVER_US, WHOLE_UNIT
 
 if TYPE_CHECKING:
     from lamina.core.policy import View
@@ -59,14 +60,20 @@ def free_slots(view: View, function: FunctionState) -> Iterator[FreeUnits]:
             continue
         device = devices[instance.device]
         spec = device.spec
-        if device.busy == device.all_units or device.is_suspended:
+        shared = 0
+        if device.shared.parts and function.spec.parts < WHOLE_UNIT:
+            kept = reserved_units(view, instance, device) if device.homes else 0
+            shared = device.shared_block(instance.units, function.spec.parts_on(spec), kept)
+        if (device.busy == device.all_units and not shared) or device.is_suspended:
             continue
         cores = device.cores_free if spec.cores else 0
         limit = function.batches_at_once(device)
         if (spec.cores and not cores) or (limit and not instance.has_capacity(limit)):
             continue
         home = device.homes.get(instance.id, 0) if device.homes else 0
-        if home and not home & device.busy:
+        if shared:
+            yield instance, device, shared, cores, True
+        elif home and not home & device.busy:
             yield instance, device, home, cores, True
         elif spec.limits.per_batch:
             free = device.all_units & ~device.busy
@@ -114,14 +121,16 @@ def slots(view: View, function: FunctionState, units: int = 0, cores: int = 0) -
         wanted = units or instance.units
         wanted_cores = (cores or function.spec.cores_on(device.spec)) if device.spec.cores else 0
         while instance.phase is InstancePhase.WARM:
-            mask = 0
+            mask, batches = 0, len(instance.batches)
             if instance.has_capacity(function.batches_at_once(device)) and wanted_cores <= device.cores_free:
-                mask = device.find_slice(instance.id, wanted, reserved_units(view, instance, device) if device.homes else 0)
+                kept = reserved_units(view, instance, device) if device.homes else 0
+                parts = function.spec.parts if function.spec.parts == WHOLE_UNIT else function.spec.parts_on(device.spec)
+                mask = device.find_slice(instance.id, wanted, kept, parts)
             if not mask or (view.bandwidth is not None and mask.bit_count() > view.max_units_by_bandwidth(function, device)):
                 crowded.append((instance, device, wanted, wanted_cores))
                 break
             yield Slot(instance, device, mask, None, now_us + device.way_us, wanted_cores)
-            if not mask & device.busy:
+            if len(instance.batches) == batches:
                 break  # not taken, so nothing else here would be
     for instance, device, wanted, wanted_cores in crowded:
         behind = _soonest(view, function, instance, device, wanted, wanted_cores)
@@ -164,7 +173,9 @@ def _wants_home(view: View, owner: str, device: Device) -> bool:
 
 
 def _predecessors(view: View, function: FunctionState, instance: Instance, device: Device) -> Iterator[Batch]:
-    """Running batches that this instance may book behind: without a follower, and not on the home of another."""
+    """Running batches that this instance may book behind: without a follower, on whole units, and not on the home of another."""
+    if function.spec.parts < WHOLE_UNIT and function.spec.parts_on(device.spec) < WHOLE_UNIT:
+        return
     if instance.has_capacity(function.batches_at_once(device)):
         candidates: Iterable[Batch] = [view.batches[batch_id] for batch_id in device.running]
     elif len(instance.batches) > instance.running:
@@ -173,7 +184,7 @@ def _predecessors(view: View, function: FunctionState, instance: Instance, devic
         candidates = list(instance.batches.values())
     foreign = device.homes_of_others(instance.id) if device.homes else 0
     for batch in candidates:
-        if batch.follower is None and not batch.mask & foreign:
+        if batch.follower is None and not batch.mask & foreign and batch.part == 1:
             yield batch
 
 

@@ -19,7 +19,7 @@ from lamina.core.scheduling.jobs import ActiveCall, Job
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.queues import Queue
 from lamina.core.token_bucket import TokenBucket
-from lamina.types import NEVER_US, FunctionSpec
+from lamina.types import NEVER_US, WHOLE_UNIT, FunctionSpec
 
 if TYPE_CHECKING:
     from lamina.core.policy import Defer
@@ -122,6 +122,7 @@ class Batch(Struct, eq=False):
     cores: int = 0  #: of the host
     transfer_us: int = 0  #: part of the prediction: bringing its inputs over
     early_us: int = 0  #: how much sooner than predicted batches of its function usually end
+    part: float = 1.0  #: of each of its units; others have the rest
     heartbeat_us: int = -1  #: when one of its jobs last said that it is alive
 
     @property
@@ -231,7 +232,9 @@ class FunctionState:
 
     def batches_at_once(self, device: Device) -> int:
         """Batches one instance may run at once; 0: no limit. One at a time while it is not known which job kills."""
-        return 1 if self.jobs_in_quarantine else device.spec.limits.batches_per_instance
+        spec, where = self.spec, device.spec
+        limit = where.limits.batches_per_instance if spec.parts == WHOLE_UNIT else spec.batches_at_once(where)
+        return 1 if self.jobs_in_quarantine else limit
 
     def redeploy(self, spec: FunctionSpec) -> None:
         """A new version, and a second chance if it kept crashing."""
@@ -335,7 +338,8 @@ class ControllerState:
         for instance in self.instances.values():
             assert instance.running == sum(batch.started_us >= 0 for batch in instance.batches.values())
             limit = self.devices[instance.device].spec.limits.batches_per_instance
-            assert not limit or instance.running <= limit, f"{instance.id} runs {instance.running} batches at once"
+            is_shared = any(batch.part < 1 for batch in instance.batches.values())  # the parts are its limit
+            assert not limit or is_shared or instance.running <= limit, f"{instance.id} runs {instance.running} batches at once"
             serves = instance.phase in (InstancePhase.WARM, InstancePhase.DRAINING)
             assert not instance.batches or serves, "it cannot run batches yet"
             assert self.functions[instance.function].instances.get(instance.id) is instance

@@ -104,7 +104,7 @@ class FairShare:
         """Charge the prediction at once, so that no tenant starts ten batches on an old bill."""
         queue = self.state.functions[batch.instance.function].queue
         assert isinstance(queue, FairQueue)
-        part = batch.mask.bit_count() / batch.device.spec.units / len(batch.jobs)
+        part = batch.part * batch.mask.bit_count() / batch.device.spec.units / len(batch.jobs)
         job_us = batch.predicted_us * part or queue.job_device_us
         accounts = [self.usage.account(job.run.call.tenant) for job in batch.jobs]
         self.usage.on_served(accounts)
@@ -115,7 +115,7 @@ class FairShare:
 
     def on_batch_finished(self, now_us: int, batch: Batch, device_us: int) -> None:
         """Correct the charge to what was measured."""
-        units = batch.mask.bit_count()
+        units = batch.part * batch.mask.bit_count()
         count = len(batch.jobs)
         job_us = device_us * units / batch.device.spec.units / count
         owed_us = job_us - self._charged.pop(batch.id, 0.0)

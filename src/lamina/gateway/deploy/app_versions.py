@@ -12,7 +12,7 @@ from lamina.gateway.routes.targets import CallTarget
 from lamina.sdk.app import NAME_PATTERN
 from lamina.store import kv
 from lamina.store.base import Session
-from lamina.types import FunctionSpec, Tenant
+from lamina.types import MAX_CONCURRENCY, WHOLE_UNIT, FunctionSpec, Tenant
 from lamina.worker.app_manifest import AppManifest
 
 MAX_FUNCTIONS = 1_000
@@ -125,7 +125,9 @@ def check_manifest(manifest: AppManifest, app: str, tenant: str, others: list[Ap
         if trigger.target not in names:
             raise BadValue(f"package: a trigger starts {trigger.target[:80]!r}, which this app does not have")
     for spec in manifest.functions:
-        if spec.max_batch < 1 or spec.memory_mib < 0 or not 0 <= spec.scale.min <= max(1, spec.scale.max) or spec.max_queue < 1:
+        sound = spec.max_batch >= 1 and spec.memory_mib >= 0 and 0 <= spec.scale.min <= max(1, spec.scale.max)
+        sound = sound and spec.max_queue >= 1 and 1 <= spec.parts <= WHOLE_UNIT and 1 <= spec.concurrency <= MAX_CONCURRENCY
+        if not sound:
             raise BadValue(f"package: {spec.name!r} asks for what makes no sense")
 
 

@@ -316,7 +316,7 @@ class Metrics:
         price = per.prices.get((usage.units, usage.cores))
         if price is None:
             price = per.prices[usage.units, usage.cores] = per.device.lease_price(usage.units, usage.cores)
-        cost, device_s = usage.device_us * price, usage.device_us / 1e6
+        cost, device_s = usage.device_us * price * usage.part, usage.device_us / 1e6
         per.size.counts[bisect_left(_SIZES, usage.jobs)] += 1
         per.size.sum += usage.jobs
         per.time.counts[bisect_left(_SECONDS, device_s)] += 1

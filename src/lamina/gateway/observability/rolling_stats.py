@@ -24,6 +24,7 @@ class _Batch:
     jobs: int
     begin_us: int
     cores: int = 0
+    part: float = 1.0  #: of its units
 
 
 @dataclass(slots=True, frozen=True)
@@ -38,6 +39,7 @@ class BatchUsage:
     units: int
     cores: int
     device_us: int
+    part: float = 1.0  #: of these units: others had the rest
 
 
 @dataclass(slots=True)
@@ -65,7 +67,7 @@ class RollingStats:
 
     def on_batch_started(self, now_us: int, action: StartBatch) -> None:
         units = action.mask.bit_count()
-        place = (action.device, action.function, units, len(action.jobs), now_us, action.cores)
+        place = (action.device, action.function, units, len(action.jobs), now_us, action.cores, action.part)
         batch = self._running[action.batch_id] = _Batch(*place)
         if action.behind in self._running:
             self._followers[action.behind] = batch
@@ -86,17 +88,18 @@ class RollingStats:
         if share is None:
             share = shares[key] = UsageShare()
         held_us = max(device_us, now_us - batch.begin_us)
-        share.held += batch.units * held_us
-        share.used += batch.units * device_us
+        held, used = batch.units * held_us, batch.units * device_us
+        if batch.part < 1.0:
+            held, used = int(held * batch.part), int(used * batch.part)
+        share.held += held
+        share.used += used
         share.batches += 1
         share.jobs += batch.jobs
         follower = self._followers.pop(batch_id, None)
         if follower is not None:  # it was booked, and holds its slice only from now on
             follower.begin_us = now_us
-        units = batch.units
-        return BatchUsage(
-            batch.function, batch.device, batch.jobs, units * held_us, units * device_us, units, batch.cores, device_us
-        )
+        where = (batch.function, batch.device, batch.jobs)
+        return BatchUsage(*where, held, used, batch.units, batch.cores, device_us, batch.part)
 
     def replies_of(self, target: str) -> Replies:
         """The latest replies of a target, to be appended to: when, latency, and whether in time."""

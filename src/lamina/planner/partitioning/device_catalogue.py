@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from lamina.core.scheduling.leases import find_block
+from lamina.core.unit_blocks import find_block
 from lamina.planner.interference import ColocatedBatch, InterferenceModel
 from lamina.planner.partitioning.catalogue import (
     INFEASIBLE_MS,

@@ -154,7 +154,7 @@ class CostBudget:
         limit = job.run.call.cost_limit
         if not limit:
             return True
-        price = slot.device.spec.lease_price(units, config.cores) * slot.time_us(config) / config.batch
+        price = slot.device.spec.lease_price(units, config.cores) * slot.table.part * slot.time_us(config) / config.batch
 
         def least(function: FunctionState) -> float:
             configs = [table.cheapest_within(largest_batch, NEVER_US) for table in self.tables.tables_of(view, function)]
@@ -187,6 +187,6 @@ class CostBudget:
             if batch is None:
                 more[other.function] = more.get(other.function, 0) + 1
             else:
-                price = batch.device.spec.lease_price(batch.mask.bit_count(), batch.cores)
+                price = batch.device.spec.lease_price(batch.mask.bit_count(), batch.cores) * batch.part
                 left -= price * batch.predicted_us / len(batch.jobs)
         return left - sum([count * cost(view.functions[name]) for name, count in more.items() if count])

@@ -194,7 +194,7 @@ class FrontierAutoscaler:
             if limits.per_batch and not limits.batches_per_instance:
                 work = self.tables.table_for(view, function, device).unit_us_per_request(config)
                 return max(1, math.ceil(rate_per_us * work / (HOT * device.spec.units)))
-            at_once = max(1, limits.batches_per_instance)
+            at_once = max(1, spec.batches_at_once(device.spec))
             if not limits.per_batch or spec.home:
                 batch_us = view.latency_us(spec.name, device, spec.max_batch, spec.units_on(device.spec))
                 return max(1, math.ceil(rate_per_us * batch_us / spec.max_batch / TARGET / at_once))

@@ -40,7 +40,7 @@ class BacklogSnapshot:
             left = 0.0
             for batch_id, mask in device.running.items():
                 batch = view.batches[batch_id]
-                share = mask.bit_count() / device.spec.units
+                share = batch.part * mask.bit_count() / device.spec.units
                 if batch.cores:
                     share = max(share, batch.cores / device.spec.cores)
                 left += max(0, batch.slice_free_us - view.now_us) * share
@@ -51,13 +51,14 @@ class BacklogSnapshot:
 def _drained_us(view: View, device: Device, unit_us: float) -> int:
     """Until so much work is done, on units that are free and on those that come back."""
     at_us = now_us = view.now_us
-    free = device.spec.units
-    ends: list[tuple[int, int]] = []
+    free = float(device.spec.units)
+    ends: list[tuple[int, float]] = []
     for batch_id, mask in device.running.items():
-        end_us = view.batches[batch_id].expected_end_us
+        batch = view.batches[batch_id]
+        end_us, units = batch.expected_end_us, batch.part * mask.bit_count()
         if end_us > now_us:
-            ends.append((end_us, mask.bit_count()))
-            free -= mask.bit_count()
+            ends.append((end_us, units))
+            free -= units
     for end_us, count in sorted(ends):
         if unit_us <= (end_us - at_us) * free:
             break

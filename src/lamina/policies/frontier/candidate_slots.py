@@ -6,9 +6,10 @@ from bisect import bisect_right
 from typing import NamedTuple
 
 from lamina.core.policy import View
-from lamina.core.scheduling.leases import Device, find_block
+from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.slots import Slot, free_slots, upcoming_slots
 from lamina.core.scheduling.state import Batch, FunctionState, Instance
+from lamina.core.unit_blocks import find_block
 from lamina.planner.blocking import BlockingRule
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, ConfigTables, ParetoFront, largest_fit
 

@@ -19,12 +19,13 @@ from functools import lru_cache, partial
 from typing import NamedTuple, Protocol
 
 from lamina.core.policy import View
-from lamina.core.scheduling.leases import Device, find_block
+from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState
+from lamina.core.unit_blocks import find_block
 from lamina.core.workflow.flow import Flow
 from lamina.planner.arrival_rates import ArrivalRates
 from lamina.planner.frontier import Frontier
-from lamina.types import NEVER_US, DeviceSpec, FunctionSpec
+from lamina.types import NEVER_US, WHOLE_UNIT, DeviceSpec, FunctionSpec
 
 EVERY_SIZE_UP_TO = 64
 """Batch sizes up to this are all weighed, beyond it every eighth part."""
@@ -75,7 +76,7 @@ def unit_counts_on(spec: FunctionSpec, device: DeviceSpec) -> tuple[int, ...]:
     """Unit counts worth weighing: those the device has; where it has any, powers of two, their middles, and the wish. Where
     slices are soft a larger one is no faster."""
     wish = spec.units_on(device)
-    if not device.limits.per_batch or device.limits.soft:
+    if not device.limits.per_batch or device.limits.soft or spec.parts_on(device) < WHOLE_UNIT:
         return (wish,)
     if device.limits.sizes:
         return tuple(sorted(size for size in set(device.limits.sizes) if size <= device.units))
@@ -112,6 +113,7 @@ class ConfigTable:
     unit_counts: tuple[int, ...]
     core_counts: tuple[int, ...]
     spec: DeviceSpec
+    part: float = 1.0  #: of its units that one batch has
     times_built: int = 1  #: for this function and kind of device
     built_us: int = 0
     recheck_us: int = 0  #: when it is next compared with what is predicted
@@ -164,7 +166,7 @@ class ConfigTable:
         units = float(config.units)
         if config.cores:
             units = max(units, self.spec.units * config.cores / self.spec.cores)
-        return units * config.time_us / config.batch
+        return self.part * units * config.time_us / config.batch
 
     def pareto(self, count: int, units: int, cores: int) -> ParetoFront:
         """On at most so many units (a negative number: exactly so many) and cores, with `count` jobs waiting."""
@@ -180,7 +182,8 @@ class ConfigTable:
                 for cores in self.core_counts:
                     us = self.latency_us(batch, units, cores)
                     if us:
-                        found.append(BatchConfig(self.spec.lease_price(units, cores) * us / batch, us, batch, units, cores))
+                        price = self.spec.lease_price(units, cores) * self.part
+                        found.append(BatchConfig(price * us / batch, us, batch, units, cores))
             self._configs[batch] = found
         return found
 
@@ -256,7 +259,8 @@ class ConfigTables:
         spec, where = function.spec, device.spec
         latency_us = partial(view.predictor.latency_us, spec.name, where.kind)
         units, cores = unit_counts_on(spec, where), core_counts_on(spec, where)
-        return ConfigTable(latency_us, spec.max_batch, units, cores, where, times_built, view.now_us)
+        part = spec.parts_on(where) / WHOLE_UNIT
+        return ConfigTable(latency_us, spec.max_batch, units, cores, where, part, times_built, view.now_us)
 
 
 def _shape(spec: DeviceSpec) -> tuple[object, ...]:

@@ -30,7 +30,7 @@ from lamina.planner.frontier import Frontier
 from lamina.policies.frontier.backlog import BacklogModel
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, ConfigTables
 from lamina.policies.frontier.workflow_plans import PlanCache
-from lamina.types import NEVER_US
+from lamina.types import NEVER_US, WHOLE_UNIT
 
 PACKING_EFFICIENCY = 0.7
 """Part of a device that work with a deadline can fill in time: what is left over comes from batches that do not fit together."""
@@ -127,9 +127,14 @@ class CompletionEstimator:
                 return FunctionCapacity(0, basis, False, [])
             at_once = 0
             for instance in instances:
-                limits = view.devices[instance.device].spec.limits
-                limited = limits.batches_per_instance or not limits.per_batch
-                at_once += max(1, limits.batches_per_instance) if limited else max(1, table.spec.units // config.units)
+                where = view.devices[instance.device].spec
+                limit = (
+                    function.spec.batches_at_once(where)
+                    if function.spec.parts < WHOLE_UNIT
+                    else where.limits.batches_per_instance
+                )
+                limited = limit or not where.limits.per_batch
+                at_once += max(1, limit) if limited else max(1, table.spec.units // config.units)
             rates.append(at_once * config.batch / max(1, config.time_us))
             usual.append(config)
         kinds = []
@@ -190,7 +195,7 @@ def _queue_delay_us(
         spec, way_us = device.spec, device.way_us
         reach_us, nearest_us = now_us + way_us, min(nearest_us, way_us)
         idle = 0
-        limit = spec.limits.batches_per_instance
+        limit = function.spec.batches_at_once(spec) if function.spec.parts < WHOLE_UNIT else spec.limits.batches_per_instance
         if instance.phase is InstancePhase.LOADING:
             size = units * limit if limit else spec.units
             loaded_us = instance.created_us + view.predictor.load_us(function.spec.name, spec.kind)
@@ -307,18 +312,20 @@ class FixedSliceEstimator:
                 soonest_us = max(0, instance.created_us + load_us - view.now_us)
                 at_once += 1
             elif instance.phase is InstancePhase.WARM:
-                limit = device.spec.limits.batches_per_instance
-                most = max(1, device.spec.units // instance.units)
+                limit = spec.batches_at_once(device.spec) if spec.parts < WHOLE_UNIT else device.spec.limits.batches_per_instance
+                most = max(1, device.spec.units // instance.units) * (max(1, limit) if spec.concurrency > 1 else 1)
                 at_once += min(limit, most) if limit else most
                 needed = (
                     1 if limit else (batches - 1) // len(function.instances) % most + 1
                 )  # side by side, the last of them ours
                 free_units = device.available_units(instance.id).bit_count()
+                if spec.parts < WHOLE_UNIT and device.shared_block(instance.units, spec.parts_on(device.spec), 0):
+                    free_units = needed * instance.units
                 soonest_us = _free_in_us(view, device.running, needed * instance.units, free_units)
                 if view.bandwidth is not None:
                     allowed_us = view.bandwidth.wait_us(spec.name, instance.units, device, view.batches, view.now_us)
                     soonest_us = max(soonest_us, allowed_us)
-                if limit:
+                if limit and not (spec.parts < WHOLE_UNIT and instance.has_capacity(limit)):
                     ends_us = (batch.expected_end_us - view.now_us for batch in instance.batches.values())
                     soonest_us = max(soonest_us, *ends_us, 0)
             else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from lamina.core.policy import View
 from lamina.core.scheduling.jobs import ActiveCall, Job
-from lamina.core.scheduling.leases import find_block
+from lamina.core.unit_blocks import find_block
 from lamina.types import NEVER_US, DeviceSpec
 
 MAX_DELAY_US = 1_000_000

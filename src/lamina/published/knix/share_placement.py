@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from lamina.core.scheduling.leases import Device, find_block
+from lamina.core.scheduling.leases import Device
+from lamina.core.unit_blocks import find_block
 from lamina.errors import NoCapacity
 from lamina.types import DeviceSpec, FunctionSpec
 

@@ -22,9 +22,10 @@ from lamina.core.actions import Reject
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import Admitted, Decision, Drop, RecheckAt, Slot, Start, View
 from lamina.core.scheduling.jobs import Job
-from lamina.core.scheduling.leases import Device, find_block
+from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState, Instance
+from lamina.core.unit_blocks import find_block
 from lamina.core.workflow.flow import Flow
 from lamina.planner.batching import batchable_prefix
 from lamina.published.admission.placements import CandidatePlacements, DevicePlacement, batch_us

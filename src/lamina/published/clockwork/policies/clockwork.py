@@ -19,9 +19,10 @@ from lamina.core.actions import Reject
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import Admitted, Decision, Drop, RecheckAt, Slot, Start, View
 from lamina.core.scheduling.jobs import ActiveCall, Job
-from lamina.core.scheduling.leases import Device, find_block
+from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import Batch, FunctionState, Instance
+from lamina.core.unit_blocks import find_block
 from lamina.planner.batching import batchable_prefix, largest_batch_within
 from lamina.published.admission.reservation_table import ReservationTable, ReservedSlot
 from lamina.published.admission.reserved_instances import ReservedInstances

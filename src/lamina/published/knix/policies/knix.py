@@ -23,9 +23,10 @@ from dataclasses import dataclass, field
 from lamina.core.actions import Reject
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import Admitted, Decision, Defer, Drop, LoadInstance, ResizeInstance, Slot, UnloadInstance, View
-from lamina.core.scheduling.leases import Device, find_block
+from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState, Instance
+from lamina.core.unit_blocks import find_block
 from lamina.core.workflow.flow import Flow
 from lamina.errors import NoCapacity
 from lamina.planner.blocking import BlockingRule
