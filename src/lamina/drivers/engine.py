@@ -41,6 +41,39 @@ class JobInput(Protocol):
     def leaves(self) -> list[tuple[Leaf, Stored]]: ...
 
 
+MAX_EARLY_MESSAGES = 64
+
+
+class MessageStream:
+    """Stream of a call in both directions. As a sink of chunks it delivers what the function yields; what the client sends goes
+    the other way, and waits for the start of the call."""
+
+    def __init__(self, deliver: Callable[[bytes], None]) -> None:
+        self._deliver = deliver
+        self._send: Callable[[bytes | None], None] | None = None
+        self._early: list[bytes | None] = []
+
+    def __call__(self, chunk: bytes) -> None:
+        self._deliver(chunk)
+
+    def put(self, message: bytes | None) -> bool:
+        """Pass a message on; None: there are no more. False: too many have come before the call began."""
+        if self._send is not None:
+            self._send(message)
+        elif len(self._early) >= MAX_EARLY_MESSAGES:
+            return False
+        else:
+            self._early.append(message)
+        return True
+
+    def attach(self, send: Callable[[bytes | None], None]) -> None:
+        """The call has begun: this is the way to it."""
+        self._send = send
+        early, self._early = self._early, []
+        for message in early:
+            send(message)
+
+
 class JobValues(Protocol):
     """Store of the values of all runs, as an engine sees it."""
 

@@ -6,13 +6,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from msgspec import Struct, structs
 
 from lamina import encoding
 from lamina.core.actions import Load, StartBatch
 from lamina.core.events import Heartbeat, InstanceLost
-from lamina.drivers.engine import EngineShared
+from lamina.drivers.engine import EngineShared, MessageStream
 from lamina.drivers.timer import clock_us
 from lamina.engines.inflight import InFlightBatch
 from lamina.engines.isolation import ProcessIsolation
@@ -43,6 +44,7 @@ from lamina.worker.protocol import (
     StateChanges,
     StateRead,
     StateValue,
+    StreamInput,
     WorkerLoadFailed,
     WorkerReady,
     from_worker_reader,
@@ -158,6 +160,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         self._buffers = buffers
         self._processes = ChildProcesses()
         self._affinity = GatewayAffinity()
+        self._concurrent: dict[int, WorkerHandle] = {}  #: jobs that run beside others in one worker
 
     @property
     def pids(self) -> dict[str, int]:
@@ -244,6 +247,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         for batch in list(worker.batches.values()):
             del worker.batches[batch.action.batch_id]
             self._batches.close(batch)
+            self._forget(batch)
             followers += batch.followers
         self.references.on_worker_lost(worker.slots)
         if not worker.is_unloading:
@@ -288,8 +292,28 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         self._avoid_leased_cores()
         if before is None or (before.worker is worker and before.is_sent):
             worker.send_batch(batch)  # the worker itself keeps the order of what it is sent
+            if action.part < 1:
+                self._attach(worker, jobs)
         else:
             before.followers.append(batch)
+
+    def _attach(self, worker: WorkerHandle, jobs: list[JobFrame]) -> None:
+        """A call beside others in its worker: its client's messages, and its end, reach it while it runs."""
+        for job in jobs:
+            self._concurrent[job.job_id] = worker
+            sink = self._values.pieces.get(job.call_id)
+            if isinstance(sink, MessageStream):
+                sink.attach(partial(self._send_input, job.job_id))
+
+    def _send_input(self, job_id: int, value: bytes | None) -> None:
+        worker = self._concurrent.get(job_id)
+        if worker is not None:
+            worker.send(StreamInput(job_id, value))
+
+    def _on_job_dropped(self, job_id: int) -> None:
+        worker = self._concurrent.get(job_id)
+        if worker is not None:
+            worker.send(CancelStream(job_id))
 
     def _avoid_leased_cores(self) -> None:
         leased = 0
@@ -300,6 +324,12 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
     def _on_closed(self, batch: WorkerBatch) -> None:
         del batch.worker.batches[batch.action.batch_id]
         self._send_all(batch.followers)  # first of all: their slice is idle
+        if self._concurrent:
+            self._forget(batch)
+
+    def _forget(self, batch: WorkerBatch) -> None:
+        for job in batch.action.jobs:
+            self._concurrent.pop(job.id, None)
 
     def _send_all(self, batches: list[WorkerBatch]) -> None:
         for batch in batches:

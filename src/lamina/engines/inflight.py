@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from lamina.core.actions import JobRef, StartBatch
 from lamina.core.events import JobOutcome
-from lamina.drivers.engine import JobValues, OriginOf
+from lamina.drivers.engine import JobValues, MessageStream, OriginOf
 from lamina.errors import BadValue, LaminaError
 from lamina.values.references import ErrorInfo, ShmRef, ValuesExhausted
 from lamina.values.slot_refs import SlotReferences
@@ -91,10 +91,10 @@ def encode_jobs(
             frames.append(JobFrame(job.id, job.call_id, None, [], error=ErrorInfo(type(error).__name__, error.message)))
             continue
         tenant, trace = origin(job, action.batch_id) if origin is not None else _NO_ORIGIN
-        is_streaming = job.call_id in values.pieces
-        frames.append(
-            JobFrame(job.id, job.call_id, given.args, leaves, deadline_us(job.call_id), None, is_streaming, tenant, trace)
-        )
+        sink = values.pieces.get(job.call_id) if values.pieces else None
+        takes_input = isinstance(sink, MessageStream)
+        options = (deadline_us(job.call_id), None, sink is not None, tenant, trace, takes_input)
+        frames.append(JobFrame(job.id, job.call_id, given.args, leaves, *options))
     return frames, reads
 
 

@@ -127,6 +127,7 @@ class ProcessEngine(Generic[InstanceT, BatchT]):
                 self._start(action)
             case DropJob():
                 self._batches.drop_job(action.job_id)
+                self._on_job_dropped(action.job_id)
             case Load():
                 if not self._is_stopping:
                     self._load(action)
@@ -180,6 +181,9 @@ class ProcessEngine(Generic[InstanceT, BatchT]):
     def _user(self, instance: InstanceT) -> int:
         """User that an instance runs as; 0: the server's."""
         return 0
+
+    def _on_job_dropped(self, job_id: int) -> None:
+        """The result of a job is not wanted any more."""
 
     def _on_closed(self, batch: BatchT) -> None:
         """A batch has ended, and its slice is free."""

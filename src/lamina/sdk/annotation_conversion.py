@@ -152,6 +152,12 @@ def result_hint(target: Callable[..., Any], *, batched: bool, streams: bool) -> 
     return types.GenericAlias(list, (inner,)) if streams and inner is not None else inner
 
 
+def incoming_param(target: Callable[..., Any]) -> str:
+    """The parameter for messages that come while the function runs, annotated as an `AsyncIterator` of them; "": none."""
+    streams = (collections.abc.AsyncIterator, collections.abc.AsyncIterable)
+    return next((name for name, hint in hints_of(target).items() if name != "return" and get_origin(hint) in streams), "")
+
+
 def field_hint(hint: Any, key: str | int) -> Any:
     """Annotation of a field or an entry of something so annotated; None if there is none."""
     if get_origin(hint) in (typing.Union, types.UnionType):

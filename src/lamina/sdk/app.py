@@ -27,7 +27,7 @@ from lamina.sdk.torch_model import TorchModel
 from lamina.sdk.triggers import Trigger, bind_trigger, checked_overlap
 from lamina.sdk.user_errors import user_place
 from lamina.sdk.workflow import Workflow
-from lamina.types import FunctionSpec, Objective
+from lamina.types import MAX_CONCURRENCY, FunctionSpec, Objective, call_parts
 from lamina.units import parse_us
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class FunctionOptions(TypedDict, total=False):
 
     name: str | None
     slo: SLO | str | None
-    cpu: CPU | int | None
+    cpu: CPU | int | float | None
     gpu: GPU | str | float | None
     scale: Scale | None
     quota: Quota | None
@@ -59,6 +59,7 @@ class FunctionOptions(TypedDict, total=False):
     idempotent: bool
     max_queue: int
     objective: Objective
+    concurrency: int
 
 
 class FunctionDecorator(Protocol):
@@ -130,7 +131,7 @@ class App:
         batch: int = 1,
         name: str | None = None,
         slo: SLO | str | None = None,
-        cpu: CPU | int | None = None,
+        cpu: CPU | int | float | None = None,
         gpu: GPU | str | float | None = None,
         scale: Scale | None = None,
         quota: Quota | None = None,
@@ -139,6 +140,7 @@ class App:
         idempotent: bool = True,
         max_queue: int = 10_000,
         objective: Objective = "",
+        concurrency: int = 1,
     ) -> FunctionDecorator | BatchedDecorator:
         """Make a function of a callable, or of a class with `__call__` and, optionally, `load` and `close`.
 
@@ -146,6 +148,7 @@ class App:
         `home` keeps a slice for it alone; with `lend`, others may use it while it is idle.
         `idempotent=False` says that a request must not be run again, whatever happens to its worker.
         `objective` is what the policy aims at: "deadline", "latency", "cost" or "throughput".
+        `concurrency` is for functions that await or yield: one instance serves so many calls at once on its cores.
         """
         if bare:
             raise BadValue(f"{user_place()}: @app.function without parentheses", hint="write @app.function()")
@@ -162,9 +165,10 @@ class App:
             "idempotent": idempotent,
             "max_queue": max_queue,
             "objective": objective,
+            "concurrency": concurrency,
         }
         _function_spec(
-            batch, slo, cpu, gpu, scale, quota, home, lend, idempotent, max_queue, objective
+            batch, slo, cpu, gpu, scale, quota, home, lend, idempotent, max_queue, objective, concurrency
         )  # with the line of the mistake
         return lambda target: self.add_function(target, options)
 
@@ -195,7 +199,7 @@ class App:
         iterations: int = 1,
         name: str | None = None,
         slo: SLO | str | None = None,
-        cpu: CPU | int | None = None,
+        cpu: CPU | int | float | None = None,
         gpu: GPU | str | float | None = None,
         scale: Scale | None = None,
         quota: Quota | None = None,
@@ -210,7 +214,7 @@ class App:
         All launches run `iterations` times for each request. The other options are those of `function`."""
         if bare:
             raise BadValue(f"{user_place()}: @app.kernel_graph without parentheses", hint="write @app.kernel_graph()")
-        spec, isolated = _function_spec(batch, slo, cpu, gpu, scale, quota, home, lend, idempotent, max_queue, objective)
+        spec, isolated = _function_spec(batch, slo, cpu, gpu, scale, quota, home, lend, idempotent, max_queue, objective, 1)
 
         def decorate(build: Callable[[GraphBuilder], None]) -> KernelGraphFunction:
             place = user_place()
@@ -412,7 +416,7 @@ def _snake(name: str) -> str:
 def _function_spec(
     batch: int,
     slo: SLO | str | None,
-    cpu: CPU | int | None,
+    cpu: CPU | int | float | None,
     gpu: GPU | str | float | None,
     scale: Scale | None,
     quota: Quota | None,
@@ -421,6 +425,7 @@ def _function_spec(
     idempotent: bool,
     max_queue: int,
     objective: Objective,
+    concurrency: int,
 ) -> tuple[FunctionSpec, bool]:
     """Spec of a function without its name, and whether it has a process of its own on the GPU."""
     if not isinstance(cpu, CPU):
@@ -428,10 +433,15 @@ def _function_spec(
     if gpu is not None and not isinstance(gpu, GPU):
         gpu = GPU(gpu)
     isolated = gpu is not None and gpu.isolated
+    at_once = checked_int(concurrency, "concurrency", 1)
+    if at_once > MAX_CONCURRENCY:
+        raise BadValue(f"concurrency: {at_once} is out of range", hint=f"write a whole number from 1 to {MAX_CONCURRENCY}")
     spec = FunctionSpec(
         name="",
         max_batch=checked_int(batch, "batch", 1),
-        cores=cpu.cores,
+        cores=cpu.whole_cores,
+        concurrency=at_once,
+        parts=call_parts(cpu.part, at_once),
         share=gpu.part if gpu else 0.0,
         gpu="no" if gpu is None else "must" if gpu.required else "may",
         memory_mib=max(cpu.memory_mib, gpu.memory_mib if gpu else 0),

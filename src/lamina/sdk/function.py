@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from lamina.core.workflow.error_policy import ALL, TIMEOUT, ErrorPolicy, Retrier, matches
 from lamina.encoding import RaisedResponse
 from lamina.errors import BadFlow, BadValue
-from lamina.sdk.annotation_conversion import converters_of, result_hint, typed_params
+from lamina.sdk.annotation_conversion import converters_of, incoming_param, result_hint, typed_params
 from lamina.sdk.binding import Param, bind_arguments, defaults_of, params_of
 from lamina.sdk.context import BatchContext, active_context, context
 from lamina.sdk.remote_target import RemoteTarget
@@ -32,10 +32,13 @@ from lamina.sdk.tensors import Signature, signature_of
 from lamina.sdk.torch_model import TorchModel
 from lamina.sdk.user_errors import user_frames_only, user_place
 from lamina.sdk.workflow_tracing import WorkflowTracer, call_mode, plain_python
-from lamina.types import FunctionSpec
+from lamina.types import WHOLE_UNIT, FunctionSpec
 
 if TYPE_CHECKING:
     from lamina.sdk.app import App, FunctionOptions
+
+DEFAULT_CONCURRENCY = 64
+"""Calls at once of a function that takes messages while it runs."""
 
 Errors = Sequence[str | type[BaseException]]
 
@@ -79,7 +82,12 @@ class Function(RemoteTarget[P, R]):
         if self.streams:
             if spec.max_batch > 1:
                 raise BadValue(f"{place}: a batched function that yields", hint="leave batch= out: it answers one at a time")
-            self.spec = replace(spec, idempotent=False)  # what was yielded cannot be taken back
+            self.spec = replace(self.spec, idempotent=False)  # what was yielded cannot be taken back
+        self.incoming = incoming_param(body) if self.is_async else ""  #: parameter for messages that come while it runs
+        if self.incoming and self.spec.concurrency == 1:
+            at_once = DEFAULT_CONCURRENCY  # it waits for its client most of the time
+            self.spec = replace(self.spec, concurrency=at_once, parts=max(1, self.spec.parts // at_once))
+        self._check_concurrency(place)
         without_self = functools.partial(body, None) if self.is_class else body
         #: whether annotations are of lists with an entry per request; `pre` of a torch model takes one request at a time
         self._is_wrapped = spec.max_batch > 1 and not (self.is_class and issubclass(target, TorchModel))
@@ -92,6 +100,16 @@ class Function(RemoteTarget[P, R]):
         self._local: Runner | None = None
         self._lock = threading.RLock()
         functools.update_wrapper(self, target, updated=())
+
+    def _check_concurrency(self, place: str) -> None:
+        spec = self.spec
+        if spec.concurrency > 1 and not (self.is_async or self.streams):
+            hint = "write async def, or yield; plain functions run side by side in several instances: Scale(max=...)"
+            raise BadValue(f"{place}: concurrency={spec.concurrency} of a function that neither awaits nor yields", hint=hint)
+        taken = "batch" if spec.max_batch > 1 else "gpu" if spec.gpu != "no" else "home" if spec.home else ""
+        if spec.parts < WHOLE_UNIT and taken:
+            what = "concurrency" if spec.concurrency > 1 else "a part of a core"
+            raise BadValue(f"{place}: {what} together with {taken}=", hint="leave one of them out")
 
     @functools.cached_property
     def signature(self) -> Signature:

@@ -83,15 +83,27 @@ class SLO:
 
 @dataclass(frozen=True, slots=True)
 class CPU:
-    """Cores one batch wants on a CPU device, and the memory an instance needs there."""
+    """Cores one batch wants on a CPU device, and the memory an instance needs there. A part of one core (0.25) is for light
+    functions, which share it."""
 
-    cores: int = 1
+    cores: int | float = 1
     _: KW_ONLY
     memory: str | None = None
 
     def __post_init__(self) -> None:
-        checked_int(self.cores, "cpu.cores", 1)
-        _ = self.memory_mib
+        _ = self.whole_cores, self.part, self.memory_mib
+
+    @property
+    def whole_cores(self) -> int:
+        return 1 if self.part < 1 else checked_int(self.cores, "cpu.cores", 1)
+
+    @property
+    def part(self) -> float:
+        """Part of its cores that it takes."""
+        if isinstance(self.cores, float) and self.cores != 1 and not 0.001 <= self.cores < 1:
+            hint = "write a whole number, at least 1, or a part of one core such as 0.25"
+            raise BadValue(f"cpu.cores: {self.cores!r} is out of range", hint=hint)
+        return self.cores if isinstance(self.cores, float) else 1.0
 
     @property
     def memory_mib(self) -> int:

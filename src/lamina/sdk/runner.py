@@ -6,8 +6,9 @@ that made it raise stands alone; a function that must not run twice (`idempotent
 
 from __future__ import annotations
 
+import contextvars
 import inspect
-from collections.abc import Callable, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lamina.encoding import RaisedResponse, Response
@@ -19,6 +20,8 @@ from lamina.sdk.torch_model import LoadedTorchModel, TorchModel
 from lamina.sdk.user_errors import message_of, user_frames_only
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from lamina.sdk.coroutine_runner import CoroutineRunner
     from lamina.sdk.function import Function
 
@@ -36,6 +39,7 @@ class Runner:
         self._closed = False
         self._streams = function.streams
         self._is_async = function.is_async
+        self._incoming = function.incoming
         self._coroutines: CoroutineRunner | None = None
         self._converters = function.converters
         self._tensors = {port.name: port.tensor for port in function.signature.inputs if port.tensor is not None}
@@ -111,6 +115,7 @@ class Runner:
 
     def _call_safely(self, inputs: Inputs, emit: Emit | None = None) -> Any:
         try:
+            self._open_messages(inputs)
             result = self._call(**inputs)
             if self._is_async:
                 result = self._coroutine_runner().iterate(result) if self._streams else self._coroutine_runner().run(result)
@@ -121,6 +126,48 @@ class Runner:
             return RaisedResponse(response)
         except Exception as error:
             return error
+
+    def run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine on the loop of the instance, which `load` ran on."""
+        return self._coroutine_runner().run(coroutine)
+
+    async def run_concurrently(self, inputs: Inputs, emit: Emit | None, threads: Executor | None) -> Any:
+        """One call on the loop of the instance, beside others: its result, or the exception that it ended with. A generator that
+        is not asynchronous runs in one of the `threads`."""
+        wrong = self._convert_inputs(inputs)
+        if wrong is not None:
+            return wrong
+        try:
+            if threads is not None:
+                import asyncio
+
+                around = contextvars.copy_context()
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(threads, around.run, self._call_safely, inputs, emit)
+            self._open_messages(inputs)
+            result = self._call(**inputs)
+            if not self._streams:
+                return await result
+            items: list[Any] = []
+            async for item in result:
+                if emit is None:
+                    items.append(item)
+                elif not emit(item):
+                    await result.aclose()
+                    break
+            return items if emit is None else None
+        except SystemExit as error:
+            return RuntimeError(f"function {self.name!r} called sys.exit({error.code!r})")
+        except Response as response:
+            return RaisedResponse(response)
+        except Exception as error:
+            return error
+
+    def _open_messages(self, inputs: Inputs) -> None:
+        """A list given for what a function reads message by message is read that way."""
+        given = inputs.get(self._incoming) if self._incoming else None
+        if isinstance(given, list | tuple):
+            inputs[self._incoming] = _each(given)
 
     def _coroutine_runner(self) -> CoroutineRunner:
         if self._coroutines is None:
@@ -147,6 +194,11 @@ class Runner:
         else:
             return list(result)
         return [wrong] * count
+
+
+async def _each(messages: Sequence[Any]) -> AsyncIterator[Any]:
+    for message in messages:
+        yield message
 
 
 def _collect_items(items: Generator[Any, Any, Any], emit: Emit | None) -> list[Any] | None:

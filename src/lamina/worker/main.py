@@ -52,6 +52,7 @@ from lamina.worker.protocol import (
     StateChanges,
     StateRead,
     StateValue,
+    StreamInput,
     WorkerLoadFailed,
     WorkerReady,
     to_worker_reader,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from lamina.kernels.buffer_store import MappedBuffers
     from lamina.sdk.function import Function
     from lamina.sdk.runner import Runner
+    from lamina.worker.concurrent import ConcurrentWorker
 
 _PR_SET_PDEATHSIG = 1
 
@@ -208,7 +210,7 @@ class FunctionWorker:
                     self.run_until_committed(frame)
                 case ReleaseSlots():
                     self.release(frame)
-                case CancelStream():
+                case CancelStream() | StreamInput():
                     pass  # what it was for has ended
                 case StopProcess():
                     return
@@ -338,10 +340,16 @@ def _work(setup: WorkerSetup, channel: FrameChannel) -> int:
     except BaseException as error:
         channel.send(WorkerLoadFailed(error_info(error.__cause__ or error)))  # the user's own, where there is one
         return 1
-    worker = FunctionWorker(setup, channel, function, runner, cores)
+    worker: FunctionWorker | ConcurrentWorker
+    if function.spec.concurrency > 1:
+        from lamina.worker.concurrent import ConcurrentWorker
+
+        worker = ConcurrentWorker(setup, channel, function, runner, cores)
+    else:
+        worker = FunctionWorker(setup, channel, function, runner, cores)
     wake = _on_sigterm(worker)
     probes: list[tuple[int, int, int]] = []
-    if setup.probe:
+    if setup.probe and isinstance(worker, FunctionWorker):
         from lamina.worker.warmup_probe import probe
 
         probes = probe(worker, function, setup)
@@ -352,7 +360,7 @@ def _work(setup: WorkerSetup, channel: FrameChannel) -> int:
     return 0
 
 
-def _on_sigterm(worker: FunctionWorker) -> int:
+def _on_sigterm(worker: FunctionWorker | ConcurrentWorker) -> int:
     """Handle SIGTERM. A signal may come an instant before the process blocks, so it also wakes it: through a pipe."""
     wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)

@@ -24,6 +24,7 @@ class JobFrame(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
     is_streaming: bool = False  #: what it yields is wanted as it comes
     tenant: str = ""
     traceparent: str = ""  #: of its step, in W3C's form; empty if it is not traced
+    takes_input: bool = False  #: its client sends messages while it runs
 
 
 class RunBatch(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1):
@@ -33,9 +34,16 @@ class RunBatch(Struct, frozen=True, array_like=True, forbid_unknown_fields=True,
 
 
 class CancelStream(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=7):
-    """The client has stopped reading the stream of this job."""
+    """The client of this job has left, or stopped reading its stream."""
 
     job_id: int
+
+
+class StreamInput(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=9):
+    """A message of the client for a job that runs; None: it sends no more."""
+
+    job_id: int
+    value: bytes | None
 
 
 class WorkerReady(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4):
@@ -125,7 +133,7 @@ class BufferAnswer(Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     error: ErrorInfo | None = None
 
 
-ToWorker = BufferAnswer | RunBatch | ReleaseSlots | StopProcess | CancelStream | StateValue | CommitResult
+ToWorker = BufferAnswer | RunBatch | ReleaseSlots | StopProcess | CancelStream | StreamInput | StateValue | CommitResult
 FromWorker = WorkerReady | WorkerLoadFailed | BatchDone | ResultChunk | BatchHeartbeat | StateRead | BufferRead | BufferWrite
 
 

@@ -1,0 +1,205 @@
+"""Concurrent worker: a process whose function serves several calls at once, each a task of one event loop.
+
+For `async def` functions with `concurrency=`, for those that yield with it (plain generators run in threads), and for functions
+that take messages while they run. Calls come and go by themselves: each is a batch of one, and a call whose client has left is
+cancelled where it waits. The loop is the one that `load` ran on, so what was opened there can be used.
+
+Apart from `main.py`, so that asyncio is imported for such functions alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+from lamina import encoding
+from lamina.errors import LaminaError
+from lamina.ipc.framing import FrameChannel, StopProcess
+from lamina.sdk.app_state import RefusedTransaction
+from lamina.sdk.context import BatchContext, active_context
+from lamina.sdk.spans import InnerSpan
+from lamina.values.references import ReleaseSlots, ShmRef, Stored
+from lamina.values.shm import ShmPool, ShmReader
+from lamina.worker.cpu_affinity import WorkerAffinity
+from lamina.worker.job_codec import decode_arguments, encode_results
+from lamina.worker.otel_context import attach_trace
+from lamina.worker.protocol import BatchDone, BatchHeartbeat, CancelStream, JobFrame, ResultChunk, RunBatch, StreamInput
+
+if TYPE_CHECKING:
+    from lamina.sdk.function import Function
+    from lamina.sdk.runner import Runner
+    from lamina.worker.main import WorkerSetup
+
+HEARTBEAT_EVERY_S = 0.05
+MAX_UNREAD = 1_024
+"""Messages that a call has been sent and has not taken; with more it is cancelled."""
+
+_NO_STATE = ("state: a function that serves several calls at once has none", "leave concurrency= out, or keep it elsewhere")
+_END: Final = object()
+
+
+class RunningCall:
+    """A call under way: its task, and the messages for it."""
+
+    def __init__(self, batch: RunBatch) -> None:
+        self.batch = batch
+        self.is_cancelled = False
+        self.task: asyncio.Task[None] | None = None
+        self._messages: asyncio.Queue[Any] = asyncio.Queue()
+        self._heartbeat_s = 0.0
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        if self.task is not None:
+            self.task.cancel()
+
+    def put(self, message: Any) -> None:
+        if self._messages.qsize() >= MAX_UNREAD:
+            self.cancel()
+        else:
+            self._messages.put_nowait(message)
+
+    async def messages(self) -> AsyncIterator[Any]:
+        """What the client sends while the call runs."""
+        while (message := await self._messages.get()) is not _END:
+            yield message
+
+    def may_beat(self) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._heartbeat_s < HEARTBEAT_EVERY_S:
+            return False
+        self._heartbeat_s = now_s
+        return True
+
+
+class ConcurrentWorker:
+    def __init__(
+        self, setup: WorkerSetup, channel: FrameChannel, function: Function[..., Any], runner: Runner, cores: WorkerAffinity
+    ) -> None:
+        self.leaving = False
+        self._channel = channel
+        self._runner = runner
+        self._device = setup.device
+        self._cores = cores
+        self._pool = ShmPool(setup.folder, setup.owner, setup.pool_bytes, setup.spill_bytes)
+        self._reader = ShmReader(setup.folder)
+        self._function = setup.function
+        self._incoming = function.incoming
+        self._calls: dict[int, RunningCall] = {}  #: by job
+        self._threads = ThreadPoolExecutor(function.spec.concurrency) if function.streams and not function.is_async else None
+        self._stopped: asyncio.Event | None = None
+
+    def serve(self, wake: int) -> None:
+        """Serve until the socket ends, StopProcess comes, or a signal makes `wake` readable and sets `leaving`; calls that run
+        then end first, unless the gateway is gone."""
+        self._runner.run_coroutine(self._serve(wake))
+
+    async def _serve(self, wake: int) -> None:
+        loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._channel.fileno(), self._on_readable)
+        loop.add_reader(wake, self._on_signal, wake)
+        await self._stopped.wait()
+        running = [call.task for call in self._calls.values() if call.task is not None]
+        if running:
+            await asyncio.wait(running)
+        loop.remove_reader(self._channel.fileno())
+        loop.remove_reader(wake)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+
+    def _on_signal(self, wake: int) -> None:
+        os.read(wake, 4096)  # whatever signal it was, its handler has run
+        if self.leaving:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._stopped is not None:
+            self._stopped.set()
+
+    def _on_readable(self) -> None:
+        if not self._channel.read():
+            for call in list(self._calls.values()):
+                call.cancel()
+            self._stop()
+            return
+        while (frame := self._channel.next_buffered()) is not None:
+            match frame:
+                case RunBatch():
+                    self._start(frame)
+                case CancelStream():
+                    if frame.job_id in self._calls:
+                        self._calls[frame.job_id].cancel()
+                case StreamInput():
+                    if frame.job_id in self._calls:
+                        self._calls[frame.job_id].put(_END if frame.value is None else encoding.decode(frame.value))
+                case ReleaseSlots():
+                    self._release(frame)
+                case StopProcess():
+                    self._stop()
+
+    def _start(self, batch: RunBatch) -> None:
+        call = self._calls[batch.jobs[0].job_id] = RunningCall(batch)
+        call.task = asyncio.get_running_loop().create_task(self._run(call))
+
+    async def _run(self, call: RunningCall) -> None:
+        batch, job = call.batch, call.batch.jobs[0]
+        started_ns = time.perf_counter_ns()
+        mask = 0
+        for other in self._calls.values():
+            mask |= other.batch.mask
+        units = self._cores.apply(mask)
+        shared = [stored for _, stored in job.leaves if isinstance(stored, ShmRef)]
+        spans: list[InnerSpan] = []
+        try:
+            output = await self._output(call, job, units, spans)
+        except asyncio.CancelledError:
+            output = LaminaError("cancelled: its client has left")
+        except BaseException as error:  # a function may end its call, not its worker
+            output = error
+        finally:
+            del self._calls[job.job_id]
+        results = encode_results(self._pool, [output])
+        del output
+        still_viewed = [ref for ref in shared if self._reader.is_viewed(ref)]
+        device_us = (time.perf_counter_ns() - started_ns) // 1000
+        self._channel.send(BatchDone(batch.batch_id, device_us, results, still_viewed, None, spans))
+
+    async def _output(self, call: RunningCall, job: JobFrame, units: int, spans: list[InnerSpan]) -> Any:
+        """The result of a call, or the exception that it ended with. In a frame of its own: when it returns, nothing of ours
+        refers to the inputs any more."""
+        if job.error is not None:
+            return job.error
+        inputs = decode_arguments(job, self._open)
+        if self._incoming and job.takes_input:
+            inputs[self._incoming] = call.messages()
+        batch_id, channel = call.batch.batch_id, self._channel
+
+        def emit(piece: Any) -> bool:
+            channel.send(ResultChunk(batch_id, job.job_id, encoding.encode(piece)))
+            return not call.is_cancelled
+
+        def beat() -> None:
+            if call.may_beat():
+                channel.send(BatchHeartbeat(batch_id))
+
+        ends_s = job.deadline_us / 1e6 if job.deadline_us else math.inf
+        context = BatchContext(
+            *(units, 1, (job.call_id,), self._device, 0, ends_s, beat, RefusedTransaction(*_NO_STATE), (job,), spans),
+            function=self._function,
+        )
+        with active_context(context), attach_trace(context):
+            return await self._runner.run_concurrently(inputs, emit if job.is_streaming else None, self._threads)
+
+    def _open(self, stored: Stored) -> Any:
+        return encoding.decode(self._reader.view(stored) if isinstance(stored, ShmRef) else stored)
+
+    def _release(self, frame: ReleaseSlots) -> None:
+        for slot in frame.retired:
+            self._pool.retire(slot)
+        for slot in (*frame.slots, *frame.retired):
+            self._pool.free(slot)
