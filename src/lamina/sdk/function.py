@@ -25,6 +25,7 @@ from lamina.errors import BadFlow, BadValue
 from lamina.sdk.annotation_conversion import converters_of, incoming_param, result_hint, typed_params
 from lamina.sdk.binding import Param, bind_arguments, defaults_of, params_of
 from lamina.sdk.context import BatchContext, active_context, context
+from lamina.sdk.json_schema import schema_of
 from lamina.sdk.remote_target import RemoteTarget
 from lamina.sdk.runner import Runner
 from lamina.sdk.symbols import UnawaitedCall, duration_us
@@ -115,6 +116,11 @@ class Function(RemoteTarget[P, R]):
     def signature(self) -> Signature:
         """Inputs and outputs as tensors, as far as the annotations tell."""
         return signature_of(self._body, self.params, wrapped=self._is_wrapped, streams=self.streams)
+
+    @property
+    def result_schema(self) -> dict[str, Any]:
+        """JSON Schema of one result; {}: any."""
+        return schema_of(self.returns)
 
     def update_spec(self, **fields: Any) -> None:
         """Replace fields of the spec, before it is deployed."""

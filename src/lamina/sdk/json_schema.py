@@ -18,7 +18,7 @@ Schema = dict[str, Any]
 
 DEFS = "#/$defs/"
 _STREAMS = (collections.abc.AsyncIterator, collections.abc.AsyncIterable)
-_NUMBERS = {"bool": "boolean", "i": "integer", "u": "integer", "f": "number"}
+_NUMBERS = {"BO": "boolean", "BY": "string", "IN": "integer", "UI": "integer"}  #: by how names of dtypes begin
 
 
 def schema_of(hint: Any) -> Schema:
@@ -47,8 +47,7 @@ def schema_of(hint: Any) -> Schema:
 def _tensor_schema(tensor: Tensor) -> Schema:
     """Nested lists of numbers; JSON Schema has no word for a shape, so it is told to the reader."""
     kind = tensor.dtype
-    number: Schema = {"type": "string"} if kind == "bytes" else {"type": _NUMBERS.get(kind, _NUMBERS.get(kind[0], "number"))}
-    schema = number
+    schema: Schema = {"type": _NUMBERS.get(kind[:2], "number")}
     for size in reversed(tensor.shape):
         schema = {"type": "array", "items": schema} | ({"minItems": size, "maxItems": size} if size >= 0 else {})
     return schema | {"description": f"{kind} of shape {list(tensor.shape)}"}

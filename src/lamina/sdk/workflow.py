@@ -12,6 +12,7 @@ from lamina.core.workflow.flow import Flow
 from lamina.errors import BadFlow, BadValue, LaminaError
 from lamina.sdk.annotation_conversion import hints_of, typed_params
 from lamina.sdk.binding import Param, defaults_of, params_of
+from lamina.sdk.json_schema import schema_of
 from lamina.sdk.recorder import Recorder
 from lamina.sdk.remote_target import RemoteTarget
 from lamina.sdk.symbols import UnawaitedCall
@@ -52,6 +53,12 @@ class Workflow(RemoteTarget[P, R]):
     def signature(self) -> Signature:
         """Inputs and outputs as tensors, as far as the annotations tell."""
         return signature_of(getattr(self, "target", None), self.params)  # states have none
+
+    @property
+    def result_schema(self) -> dict[str, Any]:
+        """JSON Schema of its result; {}: any."""
+        target = getattr(self, "target", None)  # states have none
+        return schema_of(hints_of(target).get("return")) if target is not None else {}
 
     @property
     def doc(self) -> str:

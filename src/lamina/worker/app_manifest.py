@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -40,6 +41,7 @@ class TargetDescription(Struct, frozen=True):
     params: tuple[Param, ...]
     doc: str = ""
     signature: Signature | None = None
+    returns: dict[str, Any] = {}  #: JSON Schema of a result
 
 
 class AppManifest(Struct, frozen=True):
@@ -115,8 +117,12 @@ def build_manifest(app: str) -> AppManifest:
         deployed = found.deployed()
     except LaminaError as error:
         return AppManifest("", (), (), (), error.message, error.hint)
-    about = [TargetDescription(one.name, one.params, one.doc, one.signature) for one in found.functions.values()]
-    about += [TargetDescription(one.name, one.params, one.doc, one.signature) for one in found.workflows.values()]
+    about = [
+        TargetDescription(one.name, one.params, one.doc, one.signature, one.result_schema) for one in found.functions.values()
+    ]
+    about += [
+        TargetDescription(one.name, one.params, one.doc, one.signature, one.result_schema) for one in found.workflows.values()
+    ]
     return AppManifest(found.name, deployed.functions, deployed.flows, tuple(about), triggers=tuple(found.triggers))
 
 

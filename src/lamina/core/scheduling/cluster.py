@@ -110,15 +110,16 @@ class Cluster:
         if not device.is_valid_slice(mask) or not (device.spec.limits.per_batch or mask == device.homes.get(instance.id)):
             raise PolicyError(f"{device.spec.id} has no slice {mask:b} for {instance.id}")
         own = behind is not None and behind.instance is instance
-        is_shared = (behind is not None and behind.part < 1) or function.spec.parts_on(device.spec) < WHOLE_UNIT
+        parts = function.spec.parts if function.spec.parts == WHOLE_UNIT else function.spec.parts_on(device.spec)
+        is_shared = (behind is not None and behind.part < 1) or parts < WHOLE_UNIT
         limit = function.batches_at_once(device)
         if limit and not own and not instance.has_capacity(limit):
             raise PolicyError(f"{instance.id} has all the batches it may run at once")
         if slot.cores and not 0 < slot.cores <= (device.cores_free if behind is None else behind.cores):
             raise PolicyError(f"{device.spec.id} has no {slot.cores} cores to spare")
         if behind is None:
-            is_open = not mask & device.busy or device.is_open(mask, function.spec.parts_on(device.spec))
-            if not is_open or (device.homes and mask & device.reserved_units(instance.id)):
+            is_taken = mask & device.busy and mask & ~device.open_units(parts)
+            if is_taken or (device.homes and mask & device.reserved_units(instance.id)):
                 raise PolicyError(f"{slice_label(device.spec.id, mask)} is busy, or reserved for another")
         elif behind.follower is not None or behind.started_us < 0 or behind.id not in self._state.batches or is_shared:
             raise PolicyError(f"nothing can be booked behind batch {behind.id}")

@@ -19,8 +19,7 @@ def slice_label(device: str, mask: int) -> str:
 WAY_SMOOTHING = 0.1  #: weight of the newest observation of the way to a device
 WAY_FIRST_DEVIATION = 0.1  #: deviation assumed of a way that was seen once, as a part of it
 WAY_PLAN_DEVIATIONS = 2.0  #: mean deviations that a plan adds: one that plans with the mean is late half of the time
-WAY_CLIP, WAY_CLIP_US = 4, 1_000  #: one observation counts for so many times what is planned with at most, or this if that is
-#: more: one stall of the machine is no longer way, and a way that is longer for good is known after a handful of batches
+WAY_CLIP, WAY_CLIP_US = 4, 1_000  #: most that one observation counts, in what is planned with: a stall is no way
 WAY_RELAXED = 0.7  #: what is left of it when nothing has run for long that could prove it wrong
 
 
@@ -116,13 +115,11 @@ class Device:
                 kept |= mask
         return kept
 
-    def shared_block(self, units: int, parts: int, kept: int) -> int:
-        """Shared units with so many parts left, none `kept` for others; 0: there are none. They are taken before idle ones."""
+    def shared_block(self, units: int, parts: int, kept: int) -> int:  # with so many parts left, none `kept` for others
         return find_block(self.shared.room(parts) & ~kept, units, self.spec.limits.aligned, self.spec.units)
 
-    def is_open(self, mask: int, parts: int) -> bool:
-        """Whether a batch may have so many parts of these units now."""
-        return not mask & self.busy or (parts < WHOLE_UNIT and not mask & self.busy & ~self.shared.room(parts))
+    def open_units(self, parts: int) -> int:  # of which a batch may have so many parts now
+        return self.all_units & ~self.busy | (self.shared.room(parts) if parts < WHOLE_UNIT else 0)
 
     def find_slice(self, instance: str, units: int, kept: int, parts: int = WHOLE_UNIT) -> int:
         """A free slice for it, shared units or its own home first and none of the units `kept` for others; 0 if there is none."""
@@ -180,7 +177,9 @@ class Device:
 
     def lease(self, batch_id: int, mask: int, cores: int = 0, parts: int = WHOLE_UNIT) -> None:
         assert 0 < mask <= self.all_units, f"{self.spec.id} has no units {mask:b}"
-        assert self.is_open(mask, parts), f"units {mask & self.busy:b} of {self.spec.id} are leased twice"
+        assert not mask & self.busy or not mask & ~self.open_units(parts), (
+            f"units {mask & self.busy:b} of {self.spec.id} are leased twice"
+        )
         if parts < WHOLE_UNIT:
             self.shared.take(batch_id, mask, parts)
         self.busy |= mask

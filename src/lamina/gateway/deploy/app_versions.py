@@ -63,7 +63,9 @@ class AppVersion(Struct, kw_only=True):
         parts = [("function", spec.name, spec.slo) for spec in self.manifest.functions]
         parts += [("workflow", flow.name, flow.slo) for flow in self.manifest.flows]
         return [
-            CallTarget(name, kind, about[name].params, slo, about[name].doc, self.tenant, about[name].signature)
+            CallTarget(
+                name, kind, about[name].params, slo, about[name].doc, self.tenant, about[name].signature, about[name].returns
+            )
             for kind, name, slo in parts
         ]
 

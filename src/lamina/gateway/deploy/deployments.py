@@ -58,7 +58,9 @@ class Deployments:
         isolation: TenantIsolation | None = None,
     ) -> None:
         deployed = app.deployed()
-        about = [TargetDescription(target.name, target.params, target.doc, target.signature) for target in targets.all]
+        about = [
+            TargetDescription(target.name, target.params, target.doc, target.signature, target.returns) for target in targets.all
+        ]
         first = AppManifest(app.name, deployed.functions, deployed.flows, tuple(about), triggers=tuple(app.triggers))
         self.active = ActiveApps(loop, targets, AppVersion(app=app.name, number=0, tenant="", path=file, manifest=first))
         self._load_errors = loop.engine.load_errors

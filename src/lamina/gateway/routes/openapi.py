@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import lamina
 from lamina.gateway.routes.targets import CallTarget
-from lamina.sdk.binding import Param
+from lamina.sdk.binding import sole_param
+from lamina.sdk.json_schema import DEFS, is_base64
 
 _PROBLEM = {"$ref": "#/components/schemas/Problem"}
 _RUN = {"$ref": "#/components/schemas/Run"}
@@ -97,15 +99,16 @@ def document(targets: list[CallTarget], more: dict[str, Any]) -> dict[str, Any]:
         }
     }
     paths |= _run_paths() | _state_paths() | _other_paths()
+    shared = _SharedSchemas()
     for target in targets:
-        paths[f"/v1/{target.kind}s/{target.name}"] = {"post": _call_operation(target), "get": _about(target)}
+        paths[f"/v1/{target.kind}s/{target.name}"] = {"post": _call_operation(target, shared), "get": _about(target)}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Lamina", "version": lamina.__version__},
         "paths": paths | more,
         "security": [{}, {"token": []}],
         "components": {
-            "schemas": {"Problem": _problem_schema(), "Run": _RUN_SCHEMA},
+            "schemas": {**shared.found, "Problem": _problem_schema(), "Run": _RUN_SCHEMA},
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer", "description": "Needed beyond loopback"}},
         },
     }
@@ -199,7 +202,54 @@ def _operation(
     }
 
 
-def _call_operation(target: CallTarget) -> dict[str, Any]:
+class _SharedSchemas:
+    """Schemas that others refer to, under names of the whole document. Each annotation brings its own, and two apps may mean
+    different things by one name: then the second has the name of its target before it."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+
+    def share(self, target: CallTarget, schema: dict[str, Any]) -> dict[str, Any]:
+        """The schema with its `$defs` moved here. One that cannot be made sense of is {}: any."""
+        try:
+            defs = schema.get("$defs")
+            if not isinstance(defs, dict):
+                return schema
+            plain = {name: _renamed(inner, {}) for name, inner in defs.items() if _NAME.fullmatch(name)}
+            names = {name: self._name(target, name, inner) for name, inner in plain.items()}
+            for name, inner in defs.items():
+                if name in names:
+                    self.found[names[name]] = _renamed(inner, names)
+            made: dict[str, Any] = _renamed({key: inner for key, inner in schema.items() if key != "$defs"}, names)
+            return made
+        except RecursionError:
+            return {}
+
+    def _name(self, target: CallTarget, name: str, inner: Any) -> str:
+        known = self.found.get(name)
+        if name in ("Problem", "Run") or (known is not None and known != inner):
+            return f"{target.name}.{name}"
+        return name
+
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+def _renamed(schema: Any, names: dict[str, str]) -> Any:
+    """A schema that refers to the components of the document."""
+    if isinstance(schema, list):
+        return [_renamed(inner, names) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _renamed(inner, names) for key, inner in schema.items()}
+    ref = made.get("$ref")
+    if isinstance(ref, str) and ref.startswith(DEFS):
+        name = ref.removeprefix(DEFS)
+        made["$ref"] = f"#/components/schemas/{names.get(name, name)}"
+    return made
+
+
+def _call_operation(target: CallTarget, shared: _SharedSchemas) -> dict[str, Any]:
     return {
         "summary": target.doc.strip().split("\n")[0] or f"Call {target.name}",
         "operationId": f"call_{target.kind}_{target.name}",
@@ -207,12 +257,12 @@ def _call_operation(target: CallTarget) -> dict[str, Any]:
             {"name": name, "in": "header", "required": False, "description": what, "schema": {"type": kind}}
             for name, kind, what in (*_CALL_HEADERS, *_RUN_HEADERS)
         ],
-        "requestBody": {"content": _bodies(target), "required": any(param.required for param in target.params)},
+        "requestBody": {"content": _bodies(target, shared), "required": any(param.required for param in target.params)},
         "responses": {
             "200": {
                 "description": "The result",
                 "headers": {name: {"schema": {"type": kind}} for name, kind in _ANSWER_HEADERS.items()},
-                "content": {"application/json": {}, "application/octet-stream": {}, "application/vnd.lamina.value": {}},
+                "content": _results(target, shared),
             },
             "202": _ACCEPTED,
             **_problems(("400", "401", "403", "408", "409", "413", "415", "422", "429", "500", "503", "504")),
@@ -228,26 +278,40 @@ def _about(target: CallTarget) -> dict[str, Any]:
     }
 
 
-def _bodies(target: CallTarget) -> dict[str, Any]:
-    """One parameter: the body is it. Several: an object with their names."""
-    named = {
-        "type": "object",
-        "properties": {param.name: _schema(param) for param in target.params},
-        "required": [param.name for param in target.params if param.required],
-        "additionalProperties": False,
-    }
-    bodies: dict[str, Any] = {
-        "application/json": {"schema": _schema(target.params[0]) if len(target.params) == 1 else named},
-        "multipart/form-data": {"schema": named},
-        "application/vnd.lamina.value": {},
-    }
-    if len(target.params) == 1:
+def _results(target: CallTarget, shared: _SharedSchemas) -> dict[str, Any]:
+    schema = shared.share(target, target.returns)
+    contents: dict[str, Any] = {"application/json": {"schema": schema} if schema else {}}
+    if is_base64(target.returns):
+        contents = {"application/octet-stream": {}}
+    elif not schema:
+        contents["application/octet-stream"] = {}
+    if target.signature is not None and target.signature.streams:
+        contents["text/event-stream"] = {"schema": {"type": "string"}}
+    return contents | {"application/vnd.lamina.value": {}}
+
+
+def _bodies(target: CallTarget, shared: _SharedSchemas) -> dict[str, Any]:
+    """An object with the names of the parameters. (A bare value is taken too, where one is enough; a client that is generated has
+    no use for two ways.) In a form, bytes are files."""
+    schemas = {param.name: shared.share(target, param.schema) for param in target.params}
+    bodies: dict[str, Any] = {}
+    for kind in ("application/json", "multipart/form-data", "application/x-www-form-urlencoded"):
+        is_form = kind != "application/json"
+        bodies[kind] = {
+            "schema": {
+                "type": "object",
+                "properties": {
+                    name: {"type": "string", "format": "binary"} if is_form and is_base64(schema) else schema
+                    for name, schema in schemas.items()
+                },
+                "required": [param.name for param in target.params if param.required],
+                "additionalProperties": False,
+            }
+        }
+    bodies["application/vnd.lamina.value"] = {}
+    if sole_param(target.params) is not None:
         bodies["application/octet-stream"] = {}
     return bodies
-
-
-def _schema(param: Param) -> dict[str, Any]:
-    return {"type": param.type} if param.type else {}
 
 
 def _problems(statuses: tuple[str, ...]) -> dict[str, Any]:

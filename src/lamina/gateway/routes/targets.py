@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from lamina.gateway.observability.metrics import CallOutcomes
 from lamina.sdk.app import App
@@ -23,6 +24,7 @@ class CallTarget:
     doc: str = ""
     tenant: str = ""  #: its owner; "": all tenants may call it
     signature: Signature | None = None  #: what it takes and gives as tensors, where that is known
+    returns: dict[str, Any] = field(default_factory=dict)  #: JSON Schema of a result, with its own `$defs`; {}: any
     split: TrafficSplit | None = field(default=None, compare=False)  #: versions that share its calls
     shadow: CallTarget | None = field(default=None, compare=False)  #: version that gets a copy of every call
 
@@ -95,6 +97,12 @@ class TargetRegistry:
 
 
 def call_targets(app: App) -> list[CallTarget]:
-    functions = [CallTarget(f.name, "function", f.params, f.spec.slo, f.doc, "", f.signature) for f in app.functions.values()]
-    workflows = [CallTarget(w.name, "workflow", w.params, w.flow.slo, w.doc, "", w.signature) for w in app.workflows.values()]
+    functions = [
+        CallTarget(f.name, "function", f.params, f.spec.slo, f.doc, "", f.signature, f.result_schema)
+        for f in app.functions.values()
+    ]
+    workflows = [
+        CallTarget(w.name, "workflow", w.params, w.flow.slo, w.doc, "", w.signature, w.result_schema)
+        for w in app.workflows.values()
+    ]
     return functions + workflows
