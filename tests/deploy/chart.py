@@ -228,7 +228,7 @@ def grace_is_long_enough(objects: list[Object]) -> Iterator[str]:
     """The grace period is longer than preStop and what the process does after the signal."""
     for where, one, pod in containers(objects):
         command = one.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
-        needed = float(command[1]) + seconds(option(one, "grace") or "0s")
+        needed = float(command[1]) + seconds(option(one, "drain") or "0s") + seconds(option(one, "grace") or "0s")
         if pod.get("terminationGracePeriodSeconds", 30) <= needed and one.get("args"):
             yield f"{where}: killed after {pod.get('terminationGracePeriodSeconds', 30)} s, needs more than {needed:g}"
 
