@@ -34,6 +34,7 @@ ALL = (
     "mps_kills",
     "priority",
     "segments",
+    "kernel_graphs",
     "restart",
     "isolated",
 )

@@ -144,7 +144,7 @@ def test_the_module_of_a_device_launches_what_the_host_runs():
     g.launch(moving, t, 1.0, kernels.out(y), grid=(1,), block=(8,))
     graph = g.build(iterations=2)
     launcher = TwinLauncher(graph)
-    module, example = device_module(graph, check_graph(graph), launcher, lambda: 0, device="cpu")
+    module, example = device_module(graph, check_graph(graph), launcher, lambda: 0)
     assert [tuple(part.shape) for part in example] == [(1, 8)]
     batch = np.random.default_rng(3).random((3, 8), dtype=np.float32)
     (found,) = module(torch.from_numpy(batch))
@@ -159,4 +159,4 @@ def test_a_kernel_for_the_host_alone_is_refused_on_a_device():
 
     graph = short_graph()
     with pytest.raises(LoadFailed, match="runs on the host alone"):
-        device_module(graph, check_graph(graph), TwinLauncher(graph), lambda: 0, device="cpu")
+        device_module(graph, check_graph(graph), TwinLauncher(graph), lambda: 0)

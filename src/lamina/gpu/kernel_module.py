@@ -58,15 +58,15 @@ class NvrtcLauncher:
             try:
                 self._call(rtc, "nvrtcCompileProgram", program, len(options), options)
             except CudaError as error:
-                log = bytearray(self._call(rtc, "nvrtcGetProgramLogSize", program))
+                log = b" " * int(self._call(rtc, "nvrtcGetProgramLogSize", program))  # the bindings fill it in place
                 rtc.nvrtcGetProgramLog(program, log)
-                said = bytes(log).decode(errors="replace").strip("\0")[:LOG_CHARS]
+                said = log.decode(errors="replace").strip("\0 \n")[:LOG_CHARS]
                 raise LoadFailed(f"kernel {kernel.name!r} does not compile: {said or error.name}") from None
-            image = bytearray(self._call(rtc, "nvrtcGetCUBINSize", program))
+            image = b" " * int(self._call(rtc, "nvrtcGetCUBINSize", program))
             self._call(rtc, "nvrtcGetCUBIN", program, image)
         finally:
             rtc.nvrtcDestroyProgram(program)
-        library = self._call(self._cuda, "cuLibraryLoadData", bytes(image), [], [], 0, [], [], 0)
+        library = self._call(self._cuda, "cuLibraryLoadData", image, [], [], 0, [], [], 0)
         try:
             found = self._call(self._cuda, "cuLibraryGetKernel", library, kernel.name.encode())
         except CudaError:
@@ -106,9 +106,9 @@ _C_TYPES = ((ctypes.c_void_p, ctypes.c_void_p), (bool, ctypes.c_bool), (int, cty
 
 
 def device_module(
-    graph: KernelGraph, plan: KernelPlan, launcher: KernelLauncher, stream: Callable[[], int], *, device: str = "cuda"
+    graph: KernelGraph, plan: KernelPlan, launcher: KernelLauncher, stream: Callable[[], int]
 ) -> tuple[Any, tuple[Any, ...]]:
-    """The module of a graph, and an example: a batch of one. `stream` is the current one, as the driver knows it."""
+    """The module of a graph, and an example: a batch of one, on the host. `stream` is the current one, as the driver knows it."""
     import torch
 
     def tensor_type(dtype: str) -> Any:
@@ -168,9 +168,7 @@ def device_module(
                     run(tensors, count)
             return tuple(tensors[buffer.name] for buffer in graph.of_kind("output"))
 
-    example = tuple(
-        torch.zeros((1, *buffer.shape), dtype=tensor_type(buffer.dtype), device=device) for buffer in graph.of_kind("input")
-    )
+    example = tuple(torch.zeros((1, *buffer.shape), dtype=tensor_type(buffer.dtype)) for buffer in graph.of_kind("input"))
     return KernelModule(), example
 
 
