@@ -95,6 +95,28 @@ class Call(Client):
                     return int(found[b"grpc-status"])
 
 
+def test_messages_over_grpc_count_in_the_share_of_their_tenant() -> None:
+    """As bodies over HTTP do: connections from many addresses do not make it larger."""
+
+    def check_head(headers: Any, then: Callable[[str], None]) -> None:
+        then(headers[b"authorization"].decode())
+
+    budget = MemoryBudget(10 * MIB, address_share=1.0, tenant_share=0.3)
+
+    async def script(port: int, server: GrpcServer, service: EchoService) -> list[int]:
+        async with Call(port) as first, Call(port) as second, Call(port) as other:
+            await first.begin(2 * MIB, MIB, authorization=b"acme")
+            await until(lambda: budget.layers().get("bodies", 0) > 2 * MIB)
+            await second.begin(2 * MIB, MIB, authorization=b"acme")
+            refused = await second.status()
+            await other.begin(2 * MIB, 2 * MIB, authorization=b"evil")
+            return [refused, await other.status()]
+
+    assert serve(script, budget=budget, check_head=check_head) == [8, 0]
+    budget.check()
+    assert budget.refusals["tenant"] == 1 and not budget.layers()["bodies"]
+
+
 def test_c1_grpc_clients_that_leave_give_back_everything_at_once() -> None:
     async def script(port: int, server: GrpcServer, service: EchoService) -> int:
         async def leave(number: int) -> None:

@@ -321,6 +321,18 @@ class _Call:
     def _on_head_checked(self, found: str | LaminaError) -> None:
         if isinstance(found, LaminaError) and not self._stream.is_closed:
             self._fail(RpcError(_UNAUTHENTICATED if found.status == 401 else _EXHAUSTED, found.message))
+        elif isinstance(found, str) and found and self._charge is not None:
+            self._charge_tenant(self._charge, found)
+
+    def _charge_tenant(self, charge: MemoryCharge, tenant: str) -> None:
+        """Count the message in the share of its tenant, which is known now, too."""
+        size = charge.size
+        charge.release()
+        self._charge = None
+        try:
+            self._charge = self._server.budget.charge("bodies", size, self._stream.address, tenant)
+        except LaminaError as error:
+            self._fail(RpcError(_EXHAUSTED, error.message))
 
     # --------------------------------------------------------------------- messages
 
