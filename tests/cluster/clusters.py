@@ -53,8 +53,11 @@ class AgentProcess:
         self.process.wait()
 
 
-def start_agent(folder: Path, name: str, joins: str, *options: str, token: str = TOKEN) -> AgentProcess:
-    command = [sys.executable, "-m", "lamina", "agent", "--join", joins, "--name", name, "--gpu", "no", "--json"]
+def start_agent(
+    folder: Path, name: str, joins: str, *options: str, token: str = TOKEN, within: tuple[str, ...] = ()
+) -> AgentProcess:
+    """Start one; `within` is a command that it is started by, such as `ip netns exec NAME`."""
+    command = [*within, sys.executable, "-m", "lamina", "agent", "--join", joins, "--name", name, "--gpu", "no", "--json"]
     command += ["--folder", str(folder / name), *options]
     env = {**os.environ, "LAMINA_JOIN_TOKEN": token, "PYTHONPATH": str(REPO / "src")}
     with open(folder / f"{name}.log", "ab") as log:
@@ -117,10 +120,11 @@ async def cluster(
     ingress: int = 0,
     token: str = TOKEN,
     tls: TlsFiles = NO_TLS,
+    host: str = "127.0.0.1",
     port: int = 0,
     pools: tuple[tuple[Launcher, NodePool], ...] = (),
 ) -> AsyncIterator[TestCluster]:
-    listen = ListenForAgents(host="127.0.0.1", port=port, token=token.encode(), tls=tls)
+    listen = ListenForAgents(host=host, port=port, token=token.encode(), tls=tls)
     runtime = open_local(
         str(app),
         policy=policies.build(policy),

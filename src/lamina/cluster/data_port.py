@@ -253,7 +253,6 @@ class DataClient:
         try:
             peer: Any = socket.create_connection((host, port), timeout=STALL_S)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _CHUNK)
             if self._tls is not None:
                 peer = self._tls.wrap_socket(peer, server_hostname=host)
         except OSError as error:
