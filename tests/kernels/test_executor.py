@@ -160,3 +160,18 @@ def test_a_kernel_for_the_host_alone_is_refused_on_a_device():
     graph = short_graph()
     with pytest.raises(LoadFailed, match="runs on the host alone"):
         device_module(graph, check_graph(graph), TwinLauncher(graph), lambda: 0)
+
+
+def test_compiled_kernels_are_found_again_by_source_and_compiler_and_a_torn_file_is_not(tmp_path):
+    from lamina.gpu.kernel_module import CubinCache
+
+    text = 'extern "C" __global__ void k(float* a) {{ a[0] = {}; }}'
+    one, other = (kernels.cuda_kernel(text.format(number), "k") for number in (1, 2))
+    cache = CubinCache(tmp_path / "deep", "nvrtc 13.0 sm_90")
+    assert cache.find(one) is None
+    cache.put(one, b"image")
+    assert cache.find(one) == b"image" and cache.find(other) is None
+    assert CubinCache(tmp_path / "deep", "nvrtc 13.1 sm_90").find(one) is None, "another compiler"
+    cache.path(one).write_bytes(cache.path(one).read_bytes()[:-1])
+    assert cache.find(one) is None
+    CubinCache(tmp_path / ("x" * 300), "nvrtc").put(one, b"image")  # a folder that cannot be: no error

@@ -7,9 +7,14 @@ outputs are cleared first, as on the host. Kernels of CUDA C are compiled by NVR
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import hashlib
 import importlib
+import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from lamina.errors import BadValue, LoadFailed
@@ -33,6 +38,46 @@ class KernelLauncher(Protocol):
         ...
 
 
+class CubinCache:
+    """Compiled kernels on disk, between starts: by source, name, architecture and version of the compiler."""
+
+    def __init__(self, folder: Path, compiler: str) -> None:
+        self._folder, self._compiler = folder, compiler
+
+    def path(self, kernel: Kernel) -> Path:
+        said = f"{self._compiler}\0{kernel.name}\0{kernel.source}".encode()
+        return self._folder / f"{hashlib.blake2b(said, digest_size=16).hexdigest()}.cubin"
+
+    def find(self, kernel: Kernel) -> bytes | None:
+        """The image of a kernel, whole or not at all: its last bytes are a hash of the others."""
+        with contextlib.suppress(OSError):
+            kept = self.path(kernel).read_bytes()
+            image, check = kept[:-_CHECK_BYTES], kept[-_CHECK_BYTES:]
+            if image and hashlib.blake2b(image, digest_size=_CHECK_BYTES).digest() == check:
+                return image
+        return None
+
+    def put(self, kernel: Kernel, image: bytes) -> None:
+        """Keep an image. A disk that is full, or not ours to write to, costs the next start a second."""
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self._folder)
+            try:
+                with open(handle, "wb") as file:
+                    file.write(image + hashlib.blake2b(image, digest_size=_CHECK_BYTES).digest())
+                os.replace(name, self.path(kernel))
+            except OSError:
+                os.unlink(name)
+
+
+_CHECK_BYTES = 16
+
+
+def default_cache_folder(environment: Mapping[str, str]) -> Path:
+    base = environment.get("XDG_CACHE_HOME") or os.path.join(environment.get("HOME") or tempfile.gettempdir(), ".cache")
+    return Path(base) / "lamina" / "kernels"
+
+
 class NvrtcLauncher:
     """NVRTC and the driver, through NVIDIA's bindings. Kernels are loaded as libraries: those belong to no context, and so run on
     the streams of every slice."""
@@ -45,12 +90,30 @@ class NvrtcLauncher:
         major = self._call(self._cuda, "cuDeviceGetAttribute", attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
         minor = self._call(self._cuda, "cuDeviceGetAttribute", attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)
         self._architecture = f"--gpu-architecture=sm_{major}{minor}".encode()
+        version = ".".join(map(str, self._call(self._nvrtc, "nvrtcVersion")))
+        self._cache = CubinCache(default_cache_folder(os.environ), f"nvrtc {version} sm_{major}{minor}")
         self._compiled: dict[tuple[str, str], Any] = {}  #: by name and source: graphs share kernels
 
     def compile(self, kernel: Kernel) -> Any:
         known = self._compiled.get((kernel.name, kernel.source))
         if known is not None:
             return known
+        image = self._cache.find(kernel)
+        if image is None:
+            image = self._compile(kernel)
+            self._cache.put(kernel, image)
+        library = self._call(self._cuda, "cuLibraryLoadData", image, [], [], 0, [], [], 0)
+        try:
+            found = self._call(self._cuda, "cuLibraryGetKernel", library, kernel.name.encode())
+        except CudaError:
+            raise LoadFailed(
+                f"kernel {kernel.name!r} is not in its own source",
+                hint='write extern "C" before __global__: its name is kept then',
+            ) from None
+        self._compiled[kernel.name, kernel.source] = found
+        return found
+
+    def _compile(self, kernel: Kernel) -> bytes:
         rtc = self._nvrtc
         program = self._call(rtc, "nvrtcCreateProgram", kernel.source.encode(), f"{kernel.name}.cu".encode(), 0, [], [])
         try:
@@ -66,16 +129,7 @@ class NvrtcLauncher:
             self._call(rtc, "nvrtcGetCUBIN", program, image)
         finally:
             rtc.nvrtcDestroyProgram(program)
-        library = self._call(self._cuda, "cuLibraryLoadData", image, [], [], 0, [], [], 0)
-        try:
-            found = self._call(self._cuda, "cuLibraryGetKernel", library, kernel.name.encode())
-        except CudaError:
-            raise LoadFailed(
-                f"kernel {kernel.name!r} is not in its own source",
-                hint='write extern "C" before __global__: its name is kept then',
-            ) from None
-        self._compiled[kernel.name, kernel.source] = found
-        return found
+        return image
 
     def launch(self, compiled: Any, launch: Launch, batch: int, stream: int, values: Sequence[Any]) -> None:
         arguments, kinds = [], []
