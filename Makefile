@@ -4,7 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup devel demo demo-cluster test quick soak mutants check fmt lint types sbom audit docs docs-site bench lab serve sim clean
+.PHONY: help setup devel demo demo-cluster test quick soak mutants check fmt lint types sbom audit docs docs-site bench lab serve sim clean screenshots
 
 help:  ## What there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -68,6 +68,10 @@ docs-site: $(VENV)/.site  ## The documentation as a site, in out/site
 $(VENV)/.site: $(VENV)/.ready
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[site]'
 	@touch $@
+
+screenshots: devel  ## Pictures of the console from a real run, for the documentation (needs Chromium)
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[browser]'
+	$(PY) -m benchmarks.console.screenshots
 
 bench: devel  ## Speed of our own code, as ratios against floors in the same run
 	$(PY) -m benchmarks

@@ -158,6 +158,7 @@ _MANAGEMENT: dict[str, tuple[Scope | None, Reach]] = {
     "GET /v1/nodes": ("read", "operator"),
     "POST /v1/nodes/{node}/drain": ("admin", "operator"),
     "GET /console": (None, "public"),
+    "GET /console/": (None, "public"),
     "GET /console/{file*}": (None, "public"),
     "GET /v1/console/feed": ("read", "operator"),
     "GET /v1/console/functions": ("read", "operator"),

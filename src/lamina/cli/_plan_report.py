@@ -167,6 +167,61 @@ def tables(told: PlanReport) -> RenderableType:
     return Group(head, *([table] if plan.slices else []), *map(Text, _notes(told)))
 
 
+_PAGE_STYLE = """
+main{max-width:72rem;margin:0 auto;padding:2rem 1.2rem 5rem}h1{font-size:1.6rem;margin-bottom:.4rem}.wide{overflow-x:auto}
+h2{font-size:1.05rem;margin:2rem 0 .6rem}
+.card{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:.9rem 1rem}
+.gpu{display:flex;gap:3px;height:60px}.gpu span{border-radius:4px;padding:.2rem .5rem;overflow:hidden;white-space:nowrap}
+.gpu span{color:var(--on);font-size:.85rem}.gpu .free{background:var(--shade);color:var(--soft)}.bad{color:var(--bad)}
+.good{color:var(--good)}dt{color:var(--soft)}dd{margin:0 0 .4rem}
+"""
+
+
+def html_page(told: PlanReport) -> str:
+    """The plan as one page in the colours of the console, without scripts or anything from elsewhere."""
+    from html import escape
+
+    from lamina.gateway.console.theme import theme_css
+
+    plan = told.plan
+    models = {model: place % 10 for place, model in enumerate(sorted({share.model for _, share in _used(plan)}))}
+    style = "".join(f".w{part}{{width:{part}%}}" for part in sorted({cut.part for cut in plan.slices}))
+    style += "".join(f".c{place}{{background:var(--c{place})}}" for place in range(10))
+
+    def slice_box(cut: PlannedSlice) -> str:
+        look = f"c{models[cut.shares[0].model]}" if cut.shares else "free"
+        text = escape(", ".join(share.model for share in cut.shares)) or "free"
+        return f'<span class="w{cut.part} {look}">{cut.part}% {text}</span>'
+
+    gpus = [
+        f'<h2>GPU {number}: {escape(kind)}</h2><div class="card gpu">'
+        f"{''.join(slice_box(cut) for cut in plan.slices if cut.gpu == number)}</div>"
+        for number, kind in enumerate(told.kinds)
+    ]
+    columns = ("GPU", "slice", "model", "batch", "every", "requests/s", "latency", "SLO")
+    rows = []
+    for cut, share in _used(plan):
+        cells = [f"{cut.gpu} {cut.kind}", f"{cut.part}%", share.model, str(share.batch), f"{cut.duty_ms:.1f} ms"]
+        cells += [f"{min(share.rate, share.throughput):,.0f}", f"{share.latency_ms:.1f} ms", f"{share.slo_ms:g} ms"]
+        rows.append("".join(f"<td{_number(name)}>{escape(cell)}</td>" for name, cell in zip(columns, cells, strict=True)))
+    head = "".join(f'<th scope="col"{_number(name)}>{name}</th>' for name in columns)
+    notes = "".join(f"<dt>{note[:13].strip()}</dt><dd>{escape(note[13:])}</dd>" for note in _notes(told))
+    verdict = '<span class="good">everything fits</span>' if plan.schedulable else '<span class="bad">not everything fits</span>'
+    title = escape(f"{gpus_in_words(told.kinds)}, policy {told.policy}")
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Plan: {title}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{theme_css()}{_PAGE_STYLE}{style}</style></head><body><main><h1>{title}: {verdict}</h1>"
+        f'<dl class="card">{notes}</dl>{"".join(gpus)}<h2>Slices</h2><div class="card wide"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table></div>"
+        "</main></body></html>\n"
+    )
+
+
+def _number(column: str) -> str:
+    return "" if column in ("GPU", "model") else ' class="n"'
+
+
 def _notes(told: PlanReport) -> list[str]:
     plan, notes = told.plan, []
     if plan.schedulable and plan.headroom < 1:

@@ -55,6 +55,7 @@ _FILE = click.Path(readable=False, path_type=Path)
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of that simulation.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 @click.option("--plot", type=_FILE, help="Draw the GPUs and their slices (.png or .svg).")
+@click.option("--page", type=_FILE, help="Write the plan as a web page (.html).")
 def command(
     tasks: Path | None,
     policy: str | None,
@@ -71,6 +72,7 @@ def command(
     seed: int,
     as_json: bool,
     plot: Path | None,
+    page: Path | None,
 ) -> int:
     """Plan GPUs for TASKS: a scenario (.toml), or a CSV of model,rate,SLO lines. Prints slices, placement, batch sizes and
     SLO attainment.
@@ -112,6 +114,10 @@ def command(
         console().print(show.tables(told))
     if plot is not None:
         show.save_plot(plan, policy, kinds, plot)
+    if page is not None:
+        from lamina.cli._shared import write_text
+
+        write_text(show.html_page(told), page)
     return EXIT_FAILED if not plan.schedulable or (target is not None and not told.meets_target) else 0
 
 

@@ -1,6 +1,8 @@
-"""Style sheet of the HTML report, in light and in dark, on a screen, a telephone and paper."""
+"""Style sheet of the HTML report, in light and in dark, on a screen, a telephone and paper; colours are the console's."""
 
 from __future__ import annotations
+
+from lamina.gateway.console.theme import theme_css
 
 COLOURS = ("#2563a8", "#d1652b", "#3a8f5a", "#8a4fa3", "#b8962e", "#4a9fb5", "#c04a6b", "#6b6b6b")
 """Of the series of a plot, in light; plots are drawn with them and shown with the page's variables `--c0` to `--c7`."""
@@ -8,21 +10,7 @@ COLOURS = ("#2563a8", "#d1652b", "#3a8f5a", "#8a4fa3", "#b8962e", "#4a9fb5", "#c
 INK, SOFT, LINE, CARD = "#22262b", "#5d6570", "#dfe3e8", "#f6f8fa"
 """Text, faint text, lines and the ground of figures, in light."""
 
-_DARK_COLOURS = ("#6aa5e8", "#f0935c", "#6cc48c", "#c08fd8", "#e0c060", "#7fcbe0", "#ec84a2", "#a8a8a8")
-
-
-def _series(colours: tuple[str, ...]) -> str:
-    return "".join(f"--c{place}:{colour};" for place, colour in enumerate(colours))
-
-
-_LIGHT = f"--ink:{INK};--soft:{SOFT};--line:{LINE};--grid:#eceff2;--page:#fff;--card:{CARD};--link:#1f5a9e;{_series(COLOURS)}"
-_DARK = (
-    "--ink:#e4e7eb;--soft:#9aa4b0;--line:#333a43;--grid:#2a3038;--page:#14171b;--card:#1c2127;--link:#82b5f0;"
-    f"{_series(_DARK_COLOURS)}"
-)
-
-CSS = (
-    f":root{{color-scheme:light dark;{_LIGHT}}}@media(prefers-color-scheme:dark){{:root{{{_DARK}}}}}"
+CSS = theme_css() + (
     """
 *{box-sizing:border-box}html{scroll-behavior:smooth;scroll-padding-top:1rem}
 body{margin:0;font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;color:var(--ink);background:var(--page);
@@ -37,7 +25,7 @@ p{margin:.6rem 0;max-width:46rem}article{margin-top:4rem;padding-top:2rem;border
 code,pre{font:.86em/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 .origin{display:flex;flex-wrap:wrap;gap:.25rem 1.6rem;margin:0 0 1.2rem;padding:.7rem 1rem;background:var(--card);
  border-radius:8px;font-size:.84rem}.origin div{display:flex;gap:.5em}.origin dt{color:var(--soft)}.origin dd{margin:0}
-.wide{overflow-x:auto;margin:.8rem 0}table{border-collapse:collapse;font-size:.88rem;min-width:50%}
+.wide{overflow-x:auto;margin:.8rem 0}table{border-collapse:collapse;font-size:.88rem;width:auto;min-width:50%}
 th{font-weight:600;text-align:left;color:var(--soft);border-bottom:1px solid var(--line);white-space:nowrap}
 th,td{padding:.34rem .9rem .34rem 0;vertical-align:top}tbody tr+tr td{border-top:1px solid var(--grid)}
 .s{white-space:nowrap}.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}

@@ -104,6 +104,7 @@ class ConsoleRoutes:
         self._history = CallHistory(driver)
         self.routes: dict[str, Callable[..., Coroutine[Any, Any, Any] | None]] = {
             f"GET {ROOT}": self._page,
+            f"GET {ROOT}/": self._page,
             f"GET {ROOT}/{{file*}}": self._file,
             "GET /v1/console/feed": self.feed.serve,
             "GET /v1/console/functions": self._functions,

@@ -99,11 +99,12 @@ def scenario_of(snapshot: ServerSnapshot, name: str, where: str) -> Scenario:
 
 
 def _ways(snapshot: ServerSnapshot) -> dict[str, WayModel]:
-    """The way to each device as it was measured, and to one more of a kind as to the farthest of that kind."""
+    """The way to devices of a kind: the shortest measured to one of them, for others of a busy host are longer for a while."""
     kinds: dict[str, int] = {}
     for device in snapshot.devices:
-        kinds[device.kind] = max(kinds.get(device.kind, 0), snapshot.ways_us.get(device.id, 0))
-    return {place: WayModel(us) for place, us in {**kinds, **snapshot.ways_us}.items() if us}
+        way_us = snapshot.ways_us.get(device.id, 0)
+        kinds[device.kind] = min(kinds.get(device.kind, way_us), way_us)
+    return {kind: WayModel(us) for kind, us in kinds.items() if us}
 
 
 def changed_scenario(snapshot: ServerSnapshot, change: ServerChange) -> Scenario:

@@ -180,7 +180,7 @@ export function Table({ label, columns, rows, href, empty, chosen }) {
   if (!rows.length) return html`<${Empty}>${empty || 'Nothing here yet.'}<//>`;
   const open = (event, row) => { if (href && !event.target.closest('a,button,input')) go(href(row).slice(BASE.length)); };
   return html`<div class="wide" tabindex="0" role="region" aria-label=${label}><table><caption class="vh">${label}</caption>
-    <thead><tr>${columns.map(([title, , kind]) => html`<th scope="col" class=${kind || ''}>${title}</th>`)}</tr></thead>
+    <thead><tr>${columns.map(([title, , kind]) => html`<th scope="col" class=${kind || ''}>${title || html`<span class="vh">more</span>`}</th>`)}</tr></thead>
     <tbody>${rows.map((row, place) => html`<tr key=${row.key ?? place} data-href=${href ? href(row) : undefined} class=${chosen?.(row) ? 'chosen' : ''} onClick=${(event) => open(event, row)}>
       ${columns.map(([, cell, kind], at) => html`<td class=${kind || ''}>${at === 0 && href ? html`<a href=${href(row)}>${cell(row)}</a>` : cell(row)}</td>`)}</tr>`)}</tbody></table></div>`;
 }

@@ -20,7 +20,7 @@ function Slider({ label, value, min, max, step = 1, onInput, show = num }) {
 export function Plan({ query }) {
   const { data, error, reload } = useLoaded((signal) => api('GET', '/v1/console/plan', undefined, { signal }), []);
   const [scale, setScale] = useState(1), [devices, setDevices] = useState({}), [rates, setRates] = useState({}), [goals, setGoals] = useState({});
-  const body = () => ({ scale, devices, rates: { ...Object.fromEntries((data?.targets || []).filter((one) => one.known).map((one) => [one.name, one.rate])), ...rates }, goals_ms: goals, seconds: 20 });
+  const body = () => ({ scale, devices, rates: { ...Object.fromEntries((data?.targets || []).filter((one) => one.known).map((one) => [one.name, one.rate])), ...rates }, goals_ms: goals, seconds: 10 });
   const play = useAction(() => api('POST', '/v1/console/plan', body()));
   const save = useAction(async () => {
     const { scenario } = await api('POST', '/v1/console/scenario', body());
@@ -43,5 +43,5 @@ export function Plan({ query }) {
       ${idle.length > 0 && html`<p><label class="inline"><span>Add a target that is not called now</span><select value="" onChange=${(event) => event.target.value && setRates({ ...rates, [event.target.value]: 10 })}><${Options} value="" of=${[['', 'choose'], ...idle.filter((one) => one.known).slice(0, 200).map((one) => one.name)]} /></select></label></p>`}
       <p class="row"><button class="main" disabled=${play.busy} onClick=${() => play.run()}>${play.busy ? 'Simulating' : 'Simulate'}</button><button disabled=${save.busy} onClick=${() => save.run()}>Save as scenario</button><button onClick=${() => { setScale(1); setDevices({}); setRates({}); setGoals({}); play.clear(); save.clear(); }}>As it is now</button></p>
       <${Oops} error=${save.error} />${save.done && html`<details open><summary>scenario.toml, for lamina sim and lamina plan</summary><pre>${save.done}</pre></details>`}</section>
-    <section class="card"><h2>What would come of it</h2><${Oops} error=${play.error} />${play.done ? html`<${Outcome} result=${play.done} />` : html`<${Empty}>${play.busy ? 'The simulator plays twenty seconds of calls, as it is and as it would be.' : 'Move a slider and simulate. Nothing of the server changes.'}<//>`}</section></div>`;
+    <section class="card"><h2>What would come of it</h2><${Oops} error=${play.error} />${play.done ? html`<${Outcome} result=${play.done} />` : html`<${Empty}>${play.busy ? 'The simulator plays ten seconds of calls, as it is and as it would be.' : 'Move a slider and simulate. Nothing of the server changes.'}<//>`}</section></div>`;
 }
