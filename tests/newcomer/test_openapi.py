@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -82,15 +83,23 @@ def flow(image: bytes, width: int) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     pytest.importorskip("pydantic")
     with shared(write_app(tmp_path_factory.mktemp("typed"), APP)) as gateway:
+        yield gateway.port
 
-        async def work() -> Answer:
-            async with Browser(gateway.port) as browser:
-                return await browser.ask("GET", "/openapi.json")
 
-        yield run(work).json
+def asked(port: int, path: str) -> Answer:
+    async def work() -> Answer:
+        async with Browser(port) as browser:
+            return await browser.ask("GET", path)
+
+    return run(work)
+
+
+@pytest.fixture(scope="module")
+def found(port: int) -> dict[str, Any]:
+    return asked(port, "/openapi.json").json
 
 
 def body(found: dict[str, Any], name: str, kind: str = "application/json") -> Any:
@@ -141,6 +150,41 @@ def test_every_reference_leads_somewhere_and_no_path_of_a_file_is_told(found: di
         assert part.split('"')[0].removeprefix("#/components/schemas/") in schemas
     assert str(tmp_path.parent) not in text
     assert "/tmp/" not in text
+
+
+def test_p7_the_page_to_try_it_loads_nothing_from_elsewhere(port: int):
+    page = asked(port, "/docs")
+    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    parts = re.findall(rb'(?:src|href)="([^"]+)"', page.body)
+    assert parts == [b"/docs/page.css", b"/openapi.json", b"/docs/page.js"]
+    for part in parts:
+        found = asked(port, part.decode())
+        assert found.status == 200
+        assert b"://" not in found.body or part == b"/openapi.json"
+    assert b"<script>" not in page.body
+    assert b"innerHTML" not in asked(port, "/docs/page.js").body
+
+
+def test_p7_the_page_calls_a_function_in_a_browser(port: int):
+    browsers = pytest.importorskip("playwright.sync_api")
+    where = shutil.which("chromium")
+    if where is None:
+        pytest.skip("no Chromium here")
+    with browsers.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=where, args=["--no-sandbox"])
+        try:
+            page = browser.new_page()
+            refused: list[str] = []
+            page.on("console", lambda message: refused.append(message.text) if message.type == "error" else None)
+            page.goto(f"http://127.0.0.1:{port}/docs")
+            box = page.locator("details", has_text="POST /v1/functions/score").first
+            box.locator("summary").first.click()
+            box.locator("button").click()
+            box.locator("pre", has_text='"value": 1').wait_for(timeout=60_000)
+            assert [text for text in refused if "favicon" not in text and "404" not in text] == []
+        finally:
+            browser.close()
 
 
 def test_two_classes_of_one_name_stay_apart():

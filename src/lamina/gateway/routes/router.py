@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
+from importlib import resources
 from typing import Any
 
 import msgspec
@@ -44,6 +45,7 @@ _INDEX = {
     "health": "/healthz",
     "ready": "/readyz",
     "openapi": "/openapi.json",
+    "docs": "/docs",
 }
 
 _ABOUT_THE_PROCESS = (b"/healthz", b"/readyz", b"/metrics", b"/v1/status", b"/v2/health/")
@@ -97,6 +99,9 @@ class Router:
             "/v1/profiles": lambda grant: self._profiles(),
             "/metrics": lambda grant: (metrics.exposition(), b"text/plain; version=0.0.4; charset=utf-8"),
             "/openapi.json": lambda grant: (msgspec.json.encode(self._visible_paths(openapi(), grant)), JSON),
+            "/docs": lambda grant: (_static("docs.html"), b"text/html; charset=utf-8"),
+            "/docs/page.css": lambda grant: (_static("docs.css"), b"text/css; charset=utf-8"),
+            "/docs/page.js": lambda grant: (_static("docs.js"), b"text/javascript; charset=utf-8"),
             "/healthz": lambda grant: (b'{"status":"ok","role":"%s"}' % self._role(), JSON),
         }
         self._known_paths = [path for path in documents if len(path) > 1]
@@ -207,6 +212,12 @@ class Router:
 
     def _profiles(self) -> tuple[bytes, bytes]:
         return msgspec.json.encode(take_snapshot(self._driver, self._metrics.rolling, self.targets.all)), JSON
+
+
+@cache
+def _static(name: str) -> bytes:
+    """A file of the page that describes the API: it loads nothing from elsewhere."""
+    return resources.files("lamina.gateway").joinpath("static", name).read_bytes()
 
 
 def _respond_document(document: Document, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
