@@ -37,6 +37,9 @@ from lamina.types import DeviceSpec
 
 log = logging.getLogger("lamina")
 
+RELEASE_S = 0.5
+"""How long a node keeps a value that is not needed any more, at most."""
+
 FETCH_THREADS = 8
 """Values on their way here at a time."""
 
@@ -98,6 +101,14 @@ class ClusterEngine(CompositeEngine):
         )
         await self.listener.start(self.references.directory.path)
         self._spawn(self._prepare_package())
+        self._spawn(self._release_values())
+
+    async def _release_values(self) -> None:
+        """Tell nodes now and then which values are not needed any more, also those that get no more batches."""
+        while True:
+            await asyncio.sleep(RELEASE_S)
+            for node in self.nodes.values():
+                node.flush_releases()
 
     async def _prepare_package(self) -> None:
         """Pack the server's own app, as it is now: agents that join get what is served, whatever becomes of its files."""

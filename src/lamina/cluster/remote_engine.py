@@ -137,8 +137,9 @@ class RemoteEngine:
         return list(self._instances)
 
     @property
-    def batches_open(self) -> int:
-        return len(self._batches.open)
+    def unreleased(self) -> int:
+        """Values that the node still has, and that are not needed any more."""
+        return len(self._released)
 
     # ------------------------------------------------------------------- actions
 
