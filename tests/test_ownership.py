@@ -24,7 +24,7 @@ STRICT = ("core", "policies", "predict", "store", "asl", "drivers")
 """Packages without a single foreign write."""
 
 WRITERS = {
-    "functions": "core/scheduling/rolling_update.py",
+    "functions": "core/rolling_update.py",
     "devices": "core/scheduling/cluster.py",
     "instances": "core/scheduling/cluster.py",
     "batches": "core/scheduling/cluster.py",

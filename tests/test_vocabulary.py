@@ -18,7 +18,7 @@ WHERE = {
     "slots": "core/scheduling/slots.py",
     "lease": "core/scheduling/leases.py",
     "cluster": "core/scheduling/cluster.py",
-    "rolling update": "core/scheduling/rolling_update.py",
+    "rolling update": "core/rolling_update.py",
     "token bucket": "core/token_bucket.py",
     "journal": "core/workflow/journal.py",
     "critical path": "core/workflow/critical_path.py",

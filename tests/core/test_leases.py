@@ -177,3 +177,18 @@ def test_cores_are_held_and_given_back_with_the_lease():
     it.release(2)
     it.check()
     assert it.cores_free == 4
+
+
+def test_units_come_back_in_the_order_in_which_batches_are_expected_to_end():
+    it = device()
+    it.lease(1, 0b1, end_us=300)
+    it.lease(2, 0b110, end_us=100)
+    assert it.ends == it.returns == [(100, 2, 2), (300, 1, 1)]
+    it.expect_return(2, 400)
+    assert it.ends == [(100, 2, 2), (300, 1, 1)]
+    assert it.returns == [(300, 1, 1), (400, 2, 2)]
+    it.expect_return(2, 0)
+    assert it.returns == it.ends
+    it.release(2)
+    assert it.ends == it.returns == [(300, 1, 1)]
+    it.check()

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina.core.policy import Decision, Defer, View
+from lamina.core.events import BatchFinished, CallCancelled
+from lamina.core.policy import Decision, Defer, Start, View
 from lamina.core.scheduling.jobs import ActiveCall, Job
 from lamina.core.scheduling.queues import Order, Queue
+from lamina.core.waiting_lines import Rank, WaitingLines
 from lamina.core.workflow.flow import function_flow
 from lamina.types import NEVER_US, Call, Slo
 from tests.script import Script, a_function
@@ -101,3 +103,88 @@ def test_a_deferred_function_is_asked_about_again_when_its_time_has_come(script:
     policy.until_us = NEVER_US
     script.at(5_000)
     assert policy.asked == [1, 1]
+
+
+class Queueing:
+    """Starts the function that it is asked about if its device is idle, else defers it to its place in line."""
+
+    order: Order = "due"
+
+    def __init__(self, slot: tuple[int, int] | None = None) -> None:
+        self.asked: list[str] = []
+        self.slot = slot
+
+    def dispatch(self, view: View) -> Iterator[Decision]:
+        for function in sorted(view.waiting.values(), key=lambda one: one.queue.head().due_us):
+            name, head = function.spec.name, function.queue.head()
+            self.asked.append(name)
+            free = next((slot for slot in view.slots(function) if slot.behind is None), None)
+            if free is not None:
+                yield Start([head], free)
+            else:
+                yield Defer(name, NEVER_US, NEVER_US, rank=(head.due_us, 0, head.id), slot=self.slot)
+
+
+def in_line(script: Script, policy: Queueing) -> None:
+    """A batch runs on the only unit; twelve functions are in line behind it, the one with the highest number first."""
+    script.given(*(a_function(f"f{number}") for number in range(13)), policy=policy, takes={f"f{n}": 1_000 for n in range(13)})
+    for number in range(13):
+        script.at(number).arrives(f"c{number}", target=f"f{number}", within_us=1_000_000 - 1_000 * number)
+    policy.asked.clear()
+
+
+def test_when_a_device_changes_the_first_in_line_are_asked_about_and_no_others(script: Script):
+    policy = Queueing()
+    in_line(script, policy)
+    script.at(500).tell(BatchFinished(1, 500))
+    assert policy.asked == ["f12", "f11", "f10", "f9"]
+    assert "f12" not in script.controller.state.deferred
+    script.at(900).tell(BatchFinished(2, 400))
+    assert policy.asked[4:] == ["f11", "f10", "f9", "f8"]
+
+
+def test_while_units_are_left_the_next_in_line_are_asked_about(script: Script):
+    policy = Queueing()
+    in_line(script, policy)
+    for number in range(12, 8, -1):  # the first four leave the line: their calls are cancelled while the device is busy
+        script.tell(CallCancelled(f"c{number}"))
+    script.at(500).tell(BatchFinished(1, 500))
+    assert policy.asked == ["f8", "f7", "f6", "f5"]
+
+
+def test_the_first_in_line_are_asked_about_when_a_slot_may_be_committed(script: Script):
+    policy = Queueing(slot=(700, 1))
+    in_line(script, policy)
+    script.at(699)
+    assert policy.asked == []
+    policy.slot = None
+    script.at(700)
+    assert policy.asked == ["f12", "f11", "f10", "f9"]
+
+
+def test_no_function_is_asked_about_for_a_slot_behind_a_batch_that_is_over(script: Script):
+    policy = Queueing(slot=(700, 1))
+    in_line(script, policy)
+    policy.slot = None
+    script.at(500).tell(BatchFinished(1, 500))
+    policy.asked.clear()
+    script.at(701)
+    assert policy.asked == []
+
+
+@given(st.data())
+def test_lines_are_those_that_are_in_them_by_rank(data: st.DataObject):
+    lines, model = WaitingLines(), dict[str, tuple[Rank, tuple[str, ...]]]()
+    for number in range(data.draw(st.integers(1, 25))):
+        if model and data.draw(st.booleans()):
+            name = data.draw(st.sampled_from(sorted(model)))
+            lines.remove(name)
+            del model[name]
+        places = tuple(data.draw(st.lists(st.sampled_from("xyz"), unique=True)))
+        rank = (data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3)), number)
+        model[f"n{number}"] = (rank, places)
+        lines.add(f"n{number}", rank, places)
+        without = set(data.draw(st.lists(st.sampled_from(sorted(model)))))
+        for place in "xyz":
+            there = sorted((rank, name) for name, (rank, places) in model.items() if place in places and name not in without)
+            assert list(lines.names(place, without)) == [name for _, name in there]

@@ -131,3 +131,26 @@ def test_what_is_booked_behind_a_batch_holds_its_units_too(script: Script):
     follower = Batch(99, instance, host, running.mask, running.jobs, 100_000)
     follower.book_behind(running)
     assert rule.kept_units(view, function, host, free, script.now_us, 200_000) & free == free
+
+
+def test_a_claim_that_could_not_be_kept_even_alone_blocks_nothing(script: Script):
+    """Its only way to be in time would be to take less time than it does: long work does not wait for turns beside it."""
+    device = DeviceSpec(id="gpu0", kind="gpu", units=2, memory_mib=1_000, limits=SliceLimits(batches_per_instance=0))
+    hopeless = a_function("hopeless", share=0.5, slo=Slo(latency_us=5_000))
+    tight = a_function("tight", share=0.5, slo=Slo(latency_us=31_000))
+    script.given(hopeless, tight, a_function("long"), devices=[device], takes={"hopeless": 30_000, "tight": 30_000})
+    claims = BlockingRule().claims(script.controller.view, script.controller.state.devices["gpu0"])
+    assert [claim.function for claim in claims] == ["tight"]
+
+
+def test_claims_of_many_functions_are_worked_out_a_part_at_a_time_and_all_of_them_are(script: Script):
+    names = [f"f{number}" for number in range(80)]
+    device = DeviceSpec(id="gpu0", kind="gpu", units=8, memory_mib=1_000, limits=SliceLimits(batches_per_instance=0))
+    functions = [a_function(name, share=1 / 8, slo=Slo(latency_us=100_000)) for name in names]
+    script.given(*functions, devices=[device], takes=dict.fromkeys(names, 1_000))
+    rule, view, host = BlockingRule(), script.controller.view, script.controller.state.devices["gpu0"]
+    found = []
+    for step in range(4):
+        view.advance(20_000 * step)
+        found.append(len(rule.claims(view, host)))
+    assert found == [32, 64, 80, 80]

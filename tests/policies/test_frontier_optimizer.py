@@ -80,7 +80,7 @@ def runs(view: View, instance: str, mask: int, ends_us: int) -> None:
     """A batch of it holds these units until then."""
     owner = view.instances[instance]
     device = view.devices[owner.device]
-    device.lease(1, mask)
+    device.lease(1, mask, end_us=ends_us)
     batch = Batch(1, owner, device, mask, [], predicted_us=ends_us, started_us=0)
     view.batches[1] = owner.batches[1] = batch
     owner.running = 1
@@ -143,7 +143,7 @@ def lodger() -> View:
 def test_nothing_is_booked_behind_a_batch_on_a_slice_that_is_lent(lodger: View, mask: int, places: int):
     """It is lent for one batch: then its owner may want it."""
     runs(lodger, "f-0", mask, ends_us=1 * MS)
-    assert len(upcoming_candidates(lodger, ConfigTables(), BlockingRule(), lodger.functions["f"], before_us=50 * MS)) == places
+    assert len(list(upcoming_candidates(lodger, ConfigTables(), BlockingRule(), lodger.functions["f"], 50 * MS))) == places
 
 
 @pytest.mark.parametrize(("wanted", "units"), [(False, 4), (True, 2)])

@@ -7,7 +7,8 @@
    or rejected, a batch ends, a worker is lost, a step of a workflow moves on. No decision of dispatching is made here.
 3. *Autoscale*, if a function lacks an instance or the period of the scale role is over: the policy loads and unloads.
 4. *Dispatch*, if functions wait: the policy starts batches, defers functions, drops jobs. Its decisions are checked and applied
-   one by one, so a generator sees what its last `yield` did. An arrival that says `more_coming` is dispatched with the next ones.
+   one by one, so a generator sees what its last `yield` did. Those in line for a device that has changed are asked about a few at
+   a time, while units are left. An arrival that says `more_coming` is dispatched with the next ones.
 
 Then the next tick is requested, unless one that early is on its way, and the actions of all phases are returned. If a policy
 raises a `PolicyError`, nothing of the decision at fault has changed; what was decided before it stands (`take_actions`).
@@ -26,7 +27,7 @@ of the state by one module:
     scheduling/cluster.py         devices, instances, batches, leases          workflow/timers.py    waits, pauses, timeouts
     scheduling/completions.py     outcomes of batches, what they teach         tenancy/fair_share.py usage of tenants, fair queues
     scheduling/failures.py        retries, quarantine, back-off, hangs         policy.py             what policies see and decide
-    scheduling/rolling_update.py  functions, new versions of instances         lifecycle.py          states, as tables
+    rolling_update.py             functions, new versions of instances         lifecycle.py          states, as tables
     scheduling/wakeups.py         deadlines, rechecks, ticks                   membership.py         devices that come and go
 
 **How they fit.** `scheduling/` is whole without the other two: a call is jobs, and their `JobOwner` is told how they end. The
@@ -65,6 +66,7 @@ from lamina.core.policy import (
     View,
     WarmUpRole,
 )
+from lamina.core.rolling_update import RollingUpdate
 from lamina.core.scheduling.admission import Admission
 from lamina.core.scheduling.admission_margin import AdmissionMargin
 from lamina.core.scheduling.calls import CallRegistry
@@ -72,7 +74,6 @@ from lamina.core.scheduling.cluster import Cluster
 from lamina.core.scheduling.completions import Completions
 from lamina.core.scheduling.failures import Failures
 from lamina.core.scheduling.queues import DispatchQueue
-from lamina.core.scheduling.rolling_update import RollingUpdate
 from lamina.core.scheduling.state import ControllerState
 from lamina.core.scheduling.wakeups import Wakeups
 from lamina.core.tenancy.fair_share import FairShare
@@ -156,8 +157,12 @@ class Controller:
         self.is_deciding = True
         if self._dispatch_queue.starved or view.now_us >= self._scale_at_us:
             self._autoscale()
-        if (self.state.waiting or self._recheck_due) and not (type(event) is ev.CallArrived and event.more_coming):
-            self._dispatch()
+        if type(event) is not ev.CallArrived or not event.more_coming:
+            queue = self._dispatch_queue
+            if queue.changed:
+                queue.wake_in_line(self._fair_share.enabled)
+            if self.state.waiting or self._recheck_due:
+                self._dispatch()
         return self.take_actions()
 
     def take_actions(self) -> list[Action]:
@@ -269,12 +274,17 @@ class Controller:
         self._wakeups.request(self._scale_at_us)
 
     def _dispatch(self) -> None:
+        """Ask about all that wait, and then about those next in line for what is left."""
         self._recheck_due = False
-        if self._fair_share.enabled:
-            self._dispatch_by_service_order()
-        else:
-            for decision in self.policy.dispatch(self.view):
-                self._apply(decision)
+        queue, by_service = self._dispatch_queue, self._fair_share.enabled
+        while True:
+            if by_service:
+                self._dispatch_by_service_order()
+            else:
+                for decision in self.policy.dispatch(self.view):
+                    self._apply(decision)
+            if not queue.changed or not queue.wake_in_line(by_service):
+                return
 
     def _dispatch_by_service_order(self) -> None:
         """Ask about functions in groups: tenants with the least usage first, the rest hidden until their group comes."""
@@ -296,7 +306,7 @@ class Controller:
                 if self._fair_share.enabled:
                     self._fair_share.on_batch_started(batch)
             case Defer():
-                self._wakeups.request(decision.until_us)
+                self._wakeups.request(min(decision.until_us, decision.slot[0]) if decision.slot else decision.until_us)
                 self._dispatch_queue.defer(decision)
             case RecheckAt():
                 self._wakeups.request_recheck(decision.at_us)

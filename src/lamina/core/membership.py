@@ -16,11 +16,11 @@ from lamina.core.actions import Action, Unload
 from lamina.core.events import DeviceDraining, DeviceJoined, DeviceLost, DeviceSuspended, InstanceFound
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import UnloadInstance
+from lamina.core.rolling_update import RollingUpdate
 from lamina.core.scheduling.cluster import Cluster
 from lamina.core.scheduling.failures import Failures
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.queues import DispatchQueue
-from lamina.core.scheduling.rolling_update import RollingUpdate
 from lamina.core.scheduling.state import ControllerState, FunctionState, Instance
 
 

@@ -27,6 +27,7 @@ from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.slots import Slot as Slot
 from lamina.core.scheduling.slots import next_slot_us, reserved_units, slots
 from lamina.core.scheduling.state import Clock
+from lamina.core.waiting_lines import Rank
 from lamina.types import WHOLE_UNIT, Call, FunctionSpec
 
 if TYPE_CHECKING:
@@ -65,14 +66,18 @@ class Defer(Struct, frozen=True, gc=False):
     """Defer a function: do not ask about it until then, unless it has `count` jobs, a more urgent one comes, or something
     changes on a device it is on. Costs one dictionary look-up per arrival instead of one decision.
 
-    `ignore_devices`: it waits for a larger batch, not for a slot, so changes on devices do not matter. `why`: the rule behind it,
-    a constant text for `lamina explain`.
+    `ignore_devices`: it waits for a larger batch, not for a slot, so changes on devices do not matter. `rank`: its place in line
+    for a slot, least first; when something changes it is asked about only if those before it leave it something. `slot`: when a
+    slot may be committed, and behind which batch; the first in line on its device are asked then. `why`: the rule behind it, a
+    constant text for `lamina explain`.
     """
 
     function: str
     until_us: int
     count: int
     ignore_devices: bool = False
+    rank: Rank | None = None
+    slot: tuple[int, int] | None = None
     why: str = ""
 
 

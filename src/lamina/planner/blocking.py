@@ -43,6 +43,9 @@ from lamina.types import NEVER_US
 FRESH_US = 20_000
 """How long what functions on a device tolerate is good for."""
 
+MOST_AT_ONCE = 32
+"""Functions whose claims are worked out at once: on a device with a thousand of them, all would take longer than a call has."""
+
 LATELY_US = 10_000_000
 """A function without a standing instance counts for so long after its last call."""
 
@@ -90,7 +93,7 @@ class BlockingRule:
     """Claims on each device, worked out anew every so often."""
 
     def __init__(self) -> None:
-        self._claims: dict[str, tuple[int, list[Claim]]] = {}
+        self._claims: dict[str, _DeviceClaims] = {}
         self.blocked_us = -1  #: when units were last kept from a function
 
     def kept_units(self, view: View, function: FunctionState, device: Device, free: int, at_us: int, time_us: int) -> int:
@@ -148,11 +151,12 @@ class BlockingRule:
 
     def claims(self, view: View, device: Device) -> list[Claim]:
         """Most urgent first."""
-        until_us, found = self._claims.get(device.spec.id, (-1, []))
-        if until_us <= view.now_us:
-            found = sorted(_claims(view, device))
-            self._claims[device.spec.id] = (view.now_us + FRESH_US, found)
-        return found
+        known = self._claims.get(device.spec.id)
+        if known is None:
+            known = self._claims[device.spec.id] = _DeviceClaims()
+        if known.until_us <= view.now_us:
+            known.refresh(view, device)
+        return known.found
 
     def _takes_turn(self, view: View, function: FunctionState, device: Device, urgent: list[Claim], time_us: int) -> bool:
         """Whether it could never run beside what is kept, and has left the device alone for long enough."""
@@ -296,24 +300,46 @@ def _has_room_elsewhere(view: View, claim: Claim, device: Device) -> bool:
     return False
 
 
-def _claims(view: View, device: Device) -> Iterable[Claim]:
-    names = dict.fromkeys(view.instances[instance].function for instance in device.instances)
-    for name in names:
-        function = view.functions[name]
-        slo_us = function.spec.slo.latency_us
-        warm = [i for i in function.instances.values() if i.device == device.spec.id and i.phase is InstancePhase.WARM]
-        arrivals = function.arrivals
-        called = arrivals.last_us >= 0 and view.now_us - arrivals.last_us <= LATELY_US
-        if slo_us and warm and (called or function.spec.scale.min > 0):
-            home = next((device.homes[one.id] for one in warm if one.id in device.homes), 0)
-            claim = _claim(view, function, device, slo_us, home)
+class _DeviceClaims:
+    """Claims on one device. Where many functions are on it, they are worked out anew a part at a time."""
+
+    __slots__ = ("_by_function", "_to_do", "found", "until_us")
+
+    def __init__(self) -> None:
+        self.until_us = -1
+        self.found: list[Claim] = []  #: most urgent first
+        self._by_function: dict[str, Claim] = {}
+        self._to_do: list[str] = []  #: functions that have not been looked at in this round
+
+    def refresh(self, view: View, device: Device) -> None:
+        self.until_us = view.now_us + FRESH_US
+        if not self._to_do:
+            self._to_do = list(dict.fromkeys(view.instances[instance].function for instance in reversed(device.instances)))
+            gone = self._by_function.keys() - set(self._to_do)
+            for name in gone:
+                del self._by_function[name]
+        for name in self._to_do[-MOST_AT_ONCE:]:
+            claim = _claim(view, view.functions[name], device)
             if claim is not None:
-                yield claim
+                self._by_function[name] = claim
+            else:
+                self._by_function.pop(name, None)
+        del self._to_do[-MOST_AT_ONCE:]
+        self.found = sorted(self._by_function.values())
 
 
-def _claim(view: View, function: FunctionState, device: Device, slo_us: int, home: int) -> Claim | None:
-    """On the slice it asks for, or a larger one where that takes more than half of the SLO for one job."""
-    spec, where = function.spec, device.spec
+def _claim(view: View, function: FunctionState, device: Device) -> Claim | None:
+    """On the slice it asks for, or a larger one where that takes more than half of the SLO for one job. None without an SLO or a
+    warm instance, or if it was not called lately; and none if it would be late even alone: what cannot be kept blocks nothing."""
+    spec, where, arrivals = function.spec, device.spec, function.arrivals
+    slo_us = spec.slo.latency_us
+    called = arrivals.last_us >= 0 and view.now_us - arrivals.last_us <= LATELY_US
+    if not slo_us or not (called or spec.scale.min > 0):
+        return None
+    warm = [one for one in function.instances.values() if one.device == where.id and one.phase is InstancePhase.WARM]
+    if not warm:
+        return None
+    home = next((device.homes[one.id] for one in warm if one.id in device.homes), 0)
     wish = home.bit_count() or spec.units_on(where)
     sizes = [wish]
     if view.picks_slice_size and not home and where.limits.per_batch and not where.limits.soft:
@@ -323,7 +349,8 @@ def _claim(view: View, function: FunctionState, device: Device, slo_us: int, hom
     if not times:
         return None
     units, alone_us = next(((size, us) for size, us in times if us <= slo_us // 2), min(times, key=lambda one: one[1]))
-    arrivals = function.arrivals
+    if alone_us + device.way_us > slo_us:
+        return None
     gap_us = max(1.0, arrivals.offered_gap_us, float(view.now_us - arrivals.offered_us))  # it grows while none arrives
     batch, batch_us = 1, alone_us
     if gap_us < NEVER_US:

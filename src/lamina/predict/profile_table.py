@@ -28,19 +28,28 @@ class _Surface:
     units: list[int]
     times: list[list[float]]  #: one row per unit count
     slopes: list[float]
+    _places: dict[int, tuple[int, float]] = field(default_factory=dict)  #: by units: the row at or above, how far up to it it is
 
     def interpolate(self, batch: int, units: int) -> float:
-        place = bisect_left(self.units, units)
-        if place == len(self.units):
-            return self._along(place - 1, batch)
-        if self.units[place] == units:
-            return self._along(place, batch)
-        if place == 0:  # fewer than were measured: in proportion, so that no slice looks cheaper than those that were
+        row, part = self._places.get(units) or self._place(units)
+        if part == 1.0:
+            return self._along(row, batch)
+        if not row:  # fewer than were measured: in proportion, so that no slice looks cheaper than those that were
             return self._along(0, batch) * self.units[0] / units
-        low, high = self._along(place - 1, batch), self._along(place, batch)
-        left, right = math.log(self.units[place - 1]), math.log(self.units[place])
-        part = (math.log(units) - left) / (right - left)
+        low, high = self._along(row - 1, batch), self._along(row, batch)
         return math.exp(math.log(low) * (1 - part) + math.log(high) * part)
+
+    def _place(self, units: int) -> tuple[int, float]:
+        row, part = bisect_left(self.units, units), 1.0
+        if row == len(self.units):
+            row -= 1
+        elif row and self.units[row] != units:
+            left, right = math.log(self.units[row - 1]), math.log(self.units[row])
+            part = (math.log(units) - left) / (right - left)
+        elif self.units[row] != units:
+            part = 0.0
+        self._places[units] = (row, part)
+        return row, part
 
     def _along(self, row: int, batch: int) -> float:
         xs, ys = self.batches, self.times[row]
@@ -98,6 +107,8 @@ def _layers(points: Iterable[tuple[int, int, int, float]]) -> _Layers:
 def _layer(layers: _Layers, cores: int) -> _Surface:
     """Cores that were not measured count as the next fewer that were: a plan may be early."""
     found = layers[0][1]
+    if len(layers) == 1:
+        return found
     for measured, surface in layers:
         if measured <= cores:
             found = surface
@@ -129,7 +140,7 @@ class ProfileTable:
         key = (function, kind, batch, units, cores)
         us = self._known.get(key)
         if us is None:
-            layers = self._layers_of(self._plan, function, kind, self._planning_us)
+            layers = self._plan.get((function, kind)) or self._layers_of(self._plan, function, kind, self._planning_us)
             us = self._known[key] = math.ceil(_layer(layers, cores).interpolate(batch, units)) if layers else 0
         return us
 

@@ -67,9 +67,10 @@ class Cluster:
         )
         if behind is not None:
             batch.book_behind(behind)
+            device.expect_return(behind.id, batch.expected_end_us)
         else:
             batch.begin(now_us)
-            device.lease(batch.id, batch.mask, batch.cores, parts)
+            device.lease(batch.id, batch.mask, batch.cores, parts, batch.ready_us + predicted_us)
         self._state.batches[batch.id] = batch
         instance.add_batch(batch)
         delay = self._dispatch_queue.dequeue(function, jobs)
@@ -134,12 +135,13 @@ class Cluster:
         self._dispatch_queue.device_changed(batch.device)
         if batch.started_us >= 0:
             batch.device.release(batch.id)
-        else:
+        elif batch.behind is not None:
+            batch.device.expect_return(batch.behind.id, 0)
             batch.call_off()
         if batch.follower is not None:
             follower = batch.pass_on()
             follower.begin(self._view.now_us)
-            follower.device.lease(follower.id, follower.mask, follower.cores)
+            follower.device.lease(follower.id, follower.mask, follower.cores, end_us=follower.expected_end_us)
             follower.instance.on_booked_batch_began()
         if instance.phase is InstancePhase.DRAINING and not instance.batches:
             self._finish_unload(instance)
@@ -197,7 +199,7 @@ class Cluster:
     def on_ready(self, instance: Instance) -> None:
         """It has been loaded, and takes batches from now on."""
         instance.move("ready")
-        self._dispatch_queue.device_changed(self._state.devices[instance.device])
+        self._dispatch_queue.instance_ready(self._state.functions[instance.function], self._state.devices[instance.device])
 
     def redeploy_instance(self, instance: Instance, spec: FunctionSpec) -> None:
         """Put an instance under a new spec of its function: the terms of its home, or the units its batches ask for."""

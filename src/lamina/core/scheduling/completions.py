@@ -11,11 +11,11 @@ from lamina.core.device_pace import DevicePace
 from lamina.core.events import BatchFinished, InstanceReady, JobOutcome
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import View
+from lamina.core.rolling_update import RollingUpdate
 from lamina.core.scheduling.calls import Tenancy
 from lamina.core.scheduling.cluster import Cluster
 from lamina.core.scheduling.jobs import RunDefects
 from lamina.core.scheduling.leases import slice_label
-from lamina.core.scheduling.rolling_update import RollingUpdate
 from lamina.core.scheduling.state import Batch, ControllerState
 
 

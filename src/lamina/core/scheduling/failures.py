@@ -13,10 +13,10 @@ from lamina.core.actions import FailCall
 from lamina.core.events import BatchFailed, InstanceLost
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import View
+from lamina.core.rolling_update import RollingUpdate
 from lamina.core.scheduling.calls import CallRegistry
 from lamina.core.scheduling.cluster import Cluster
 from lamina.core.scheduling.queues import DispatchQueue
-from lamina.core.scheduling.rolling_update import RollingUpdate
 from lamina.core.scheduling.state import Batch, ControllerState, Instance
 
 BACKOFF_US = (0, 100_000, 200_000, 400_000, 800_000, 1_600_000, 3_200_000, 6_400_000, 12_800_000, 30_000_000)

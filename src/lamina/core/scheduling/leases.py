@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Container
 from dataclasses import dataclass, field
 
@@ -65,6 +66,10 @@ class Device:
     instances: dict[str, None] = field(default_factory=dict)  #: a set in the order of loading: runs must repeat
     running: dict[int, int] = field(default_factory=dict)  #: batch -> its units
     time_shares: dict[str, float] = field(default_factory=dict)  #: instance -> part of the time on its home; left out: all of it
+    ends: list[tuple[int, int, int]] = field(
+        default_factory=list
+    )  #: of running batches, soonest first: expected end, batch, units
+    returns: list[tuple[int, int, int]] = field(default_factory=list)  #: likewise, after what is booked behind it
     cores: dict[int, int] = field(default_factory=dict)  #: batch -> cores of the host
     cores_busy: int = 0
     is_suspended: bool = False  #: it gives no sign of life: nothing new is sent there
@@ -73,10 +78,16 @@ class Device:
     shared: SharedUnits = field(default_factory=SharedUnits)  #: those that are leased in parts
     way_us: int = 0  #: there and back, to plan with: from starting a batch to its result, less its own time on the slice
     _way: WayEstimate = field(default_factory=WayEstimate)
+    _times: dict[int, tuple[int, int, int]] = field(default_factory=dict)  #: batch -> its end, return and units
     all_units: int = field(init=False)  #: all its units
 
     def __post_init__(self) -> None:
         self.all_units = (1 << self.spec.units) - 1
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a unit is free, or shared: parts of it may be."""
+        return self.busy != self.all_units or bool(self.shared.parts)
 
     @property
     def cores_free(self) -> int:
@@ -175,7 +186,7 @@ class Device:
             and (not limits.aligned or low.bit_length() - 1 in aligned_starts(units, self.spec.units))
         )
 
-    def lease(self, batch_id: int, mask: int, cores: int = 0, parts: int = WHOLE_UNIT) -> None:
+    def lease(self, batch_id: int, mask: int, cores: int = 0, parts: int = WHOLE_UNIT, end_us: int = 0) -> None:
         assert 0 < mask <= self.all_units, f"{self.spec.id} has no units {mask:b}"
         assert not mask & self.busy or not mask & ~self.open_units(parts), (
             f"units {mask & self.busy:b} of {self.spec.id} are leased twice"
@@ -184,13 +195,27 @@ class Device:
             self.shared.take(batch_id, mask, parts)
         self.busy |= mask
         self.running[batch_id] = mask
+        entry = (end_us, batch_id, mask.bit_count())
+        self._times[batch_id] = (end_us, end_us, entry[2])
+        insort(self.ends, entry)
+        insort(self.returns, entry)
         if cores:
             self.cores[batch_id] = cores
             self.cores_busy += cores
 
+    def expect_return(self, batch_id: int, return_us: int) -> None:
+        """A batch is booked behind this one, and gives the units back then; 0: it is no longer."""
+        end_us, before_us, units = self._times[batch_id]
+        del self.returns[bisect_left(self.returns, (before_us, batch_id, units))]
+        self._times[batch_id] = (end_us, return_us or end_us, units)
+        insort(self.returns, (return_us or end_us, batch_id, units))
+
     def release(self, batch_id: int) -> int:
         mask = self.running.pop(batch_id)
         self.busy &= ~(self.shared.give_back(batch_id, mask) if batch_id in self.shared.parts else mask)
+        end_us, return_us, units = self._times.pop(batch_id)
+        del self.ends[bisect_left(self.ends, (end_us, batch_id, units))]
+        del self.returns[bisect_left(self.returns, (return_us, batch_id, units))]
         if self.cores:
             self.cores_busy -= self.cores.pop(batch_id, 0)
         return mask
@@ -211,6 +236,9 @@ class Device:
             assert batch_id in self.shared.parts or not busy & mask, f"slices overlap on {self.spec.id}"
             busy |= mask
         assert busy == self.busy, f"{self.spec.id} counts units that no batch holds"
+        for index in (self.ends, self.returns):
+            assert index == sorted(index), f"ends on {self.spec.id} are out of order"
+            assert {batch: units for _, batch, units in index} == {one: mask.bit_count() for one, mask in self.running.items()}
         assert busy | self.all_units == self.all_units, f"more units leased than {self.spec.id} has"
         assert self.cores_busy == sum(self.cores.values()) <= self.spec.cores, f"cores of {self.spec.id} are over-committed"
         assert self.cores.keys() <= self.running.keys(), "cores outlived their batch"

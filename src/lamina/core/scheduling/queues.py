@@ -5,9 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 from lamina.core.scheduling.jobs import Job
+from lamina.core.waiting_lines import WaitingLines
 from lamina.types import NEVER_US
 
 if TYPE_CHECKING:
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
     from lamina.core.scheduling.state import ControllerState, FunctionState
 
 Order = Literal["arrival", "due"]
+
+GROUP = 4
+"""So many of a line are asked about at once."""
 
 
 @dataclass(slots=True)
@@ -75,13 +81,20 @@ class DispatchQueue:
     """Functions with jobs. Writer of `waiting` and `deferred` of the state, and of what is in queues.
 
     A function with jobs is in exactly one of two places: `waiting`, and the policy is asked about it after every event, or
-    `deferred`, and it is not, until the time it named has come or something has changed that it could not foresee.
+    `deferred`, and it is not, until the time it named has come or something has changed that it could not foresee. What changes
+    on a device concerns those deferred there: those without a place in line (`Defer.rank`) at once; of the others the first
+    few, and the next only if those took all they could or units are still free. So too when a slot may be committed.
     """
 
     def __init__(self, state: ControllerState) -> None:
         self._state = state
         self.starved: dict[str, None] = {}  #: functions without an instance: autoscaling does not wait for its period
         self._delays: dict[str, str] = {}  #: why functions were deferred since their last batch
+        self._due: list[tuple[int, str]] = []  #: when whose deferral ends, a heap; entries of deferrals that are over are skipped
+        self._slots: list[tuple[int, int]] = []  #: when the slot behind which batch may be committed, a heap
+        self._lines = WaitingLines()  #: by device: functions deferred there by rank
+        self._unranked: set[str] = set()  #: deferred without a place in line, until something changes on a device
+        self.changed: dict[str, set[str]] = {}  #: by device that has changed: those in line that have been asked since
 
     def needs_instance(self, *functions: str) -> None:
         """These functions lack an instance, or may have one sooner than the next period."""
@@ -109,7 +122,7 @@ class DispatchQueue:
         if not len(function.queue):
             state = self._state
             state.waiting.pop(function.spec.name, None)
-            state.deferred.pop(function.spec.name, None)
+            self._end_deferral(function.spec.name)
             if state.deferred:  # a home its owner has no use for any more may be lent
                 for instance in function.instances.values():
                     device = state.devices[instance.device]
@@ -118,34 +131,92 @@ class DispatchQueue:
         return self._delays.pop(function.spec.name, "") if self._delays else ""
 
     def defer(self, decision: Defer) -> None:
-        function = self._state.waiting.pop(decision.function, None)
-        if function is not None:
-            self._state.deferred[decision.function] = decision
-            if decision.why:
-                self._delays[decision.function] = decision.why
+        name = decision.function
+        function = self._state.waiting.pop(name, None)
+        if function is None:
+            return
+        self._state.deferred[name] = decision
+        if decision.until_us < NEVER_US:
+            heappush(self._due, (decision.until_us, name))
+        if decision.slot is not None:
+            heappush(self._slots, decision.slot)
+        if decision.rank is not None:
+            self._lines.add(name, decision.rank, function.instances_by_device)
+        elif not decision.ignore_devices:
+            self._unranked.add(name)
+        if decision.why:
+            self._delays[name] = decision.why
 
     def undefer(self, function: FunctionState) -> None:
-        if self._state.deferred.pop(function.spec.name, None) is not None:
+        if self._end_deferral(function.spec.name):
             self._state.waiting[function.spec.name] = function
 
+    def _end_deferral(self, name: str) -> bool:
+        decision = self._state.deferred.pop(name, None)
+        if decision is None:
+            return False
+        self._unranked.discard(name)
+        if decision.rank is not None:
+            self._lines.remove(name)
+        return True
+
+    def instance_ready(self, function: FunctionState, device: Device) -> None:
+        """It has one more instance, on a device that it may not be in line for."""
+        decision = self._state.deferred.get(function.spec.name)
+        if decision is not None and not decision.ignore_devices:
+            self.undefer(function)
+        self.device_changed(device)
+
     def device_changed(self, device: Device) -> None:
-        """Ask again about deferred functions with an instance on this device: something changed there."""
-        deferred = self._state.deferred
-        if deferred:
+        """Something changed on this device: ask again about deferred functions with an instance there, those in line in turn."""
+        state = self._state
+        if self._unranked:
             for instance_id in device.instances:
-                name = self._state.instances[instance_id].function
-                decision = deferred.get(name)
-                if decision is not None and not decision.ignore_devices:
-                    self.undefer(self._state.functions[name])
+                name = state.instances[instance_id].function
+                if name in self._unranked:
+                    self.undefer(state.functions[name])
+        if self._lines.lines.get(device.spec.id):
+            self.changed[device.spec.id] = set()
+
+    def wake_in_line(self, everyone: bool = False) -> bool:
+        """Undefer the next in line on devices that have changed, once those before them have been asked; False: there are none,
+        or nothing is left to them. `everyone`: all at once, where it is not for the line to say whose turn it is."""
+        state, woken = self._state, False
+        for host, asked in list(self.changed.items()):
+            device, group = state.devices.get(host), list[str]()
+            if device is not None and (device.has_room or state.deferred.keys().isdisjoint(asked)):
+                names = self._lines.names(host, without=asked)
+                group = list(names if everyone else islice(names, GROUP))
+            if not group:
+                del self.changed[host]
+                continue
+            woken = True
+            for name in group:
+                asked.add(name)
+                self.undefer(state.functions[name])
+        return woken
 
     def undefer_due(self, now_us: int) -> int:
         """Ask again about deferred functions whose time has come; returns when the next one's will."""
-        next_us = NEVER_US
-        for name, decision in list(self._state.deferred.items()):
-            if decision.until_us <= now_us:
+        due, deferred, slots = self._due, self._state.deferred, self._slots
+        while slots:
+            at_us, batch_id = slots[0]
+            batch = self._state.batches.get(batch_id)
+            if batch is not None and batch.follower is None:  # else the slot is gone
+                if at_us > now_us:
+                    break
+                if self._lines.lines.get(batch.device.spec.id):
+                    self.changed.setdefault(batch.device.spec.id, set())
+            heappop(slots)
+        next_us = slots[0][0] if slots else NEVER_US
+        while due:
+            until_us, name = due[0]
+            decision = deferred.get(name)
+            if decision is not None and decision.until_us == until_us:
+                if until_us > now_us:
+                    return min(next_us, until_us)
                 self.undefer(self._state.functions[name])
-            elif decision.until_us < next_us:
-                next_us = decision.until_us
+            heappop(due)
         return next_us
 
     def move_to_end(self, functions: Iterable[str]) -> None:

@@ -10,7 +10,9 @@ Light and concurrent functions have parts of units: they join shared ones as if 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from heapq import merge
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -84,23 +86,30 @@ def free_slots(view: View, function: FunctionState) -> Iterator[FreeUnits]:
 
 
 def upcoming_slots(view: View, function: FunctionState, before_us: int) -> Iterator[UpcomingUnits]:
-    """Units that running batches which end by `before_us` leave behind. A home is lent for one batch, so not for the next; and
-    while a quota is in debt nothing is booked."""
+    """Units that running batches which end by `before_us` leave behind, the first to be free first, found as they are asked for.
+    A home is lent for one batch, so not for the next; and while a quota is in debt nothing is booked."""
     now_us = view.now_us
     if function.bucket and function.bucket.ready_at_us(now_us) > now_us:
+        return iter(())
+    found = [
+        _upcoming(view, function, instance, view.devices[instance.device], before_us)
+        for instance in function.instances.values()
+        if instance.phase is InstancePhase.WARM and not (instance.bucket and instance.bucket.ready_at_us(now_us) > now_us)
+    ]
+    return merge(*found, key=itemgetter(5)) if len(found) > 1 else found[0] if found else iter(())
+
+
+def _upcoming(view: View, function: FunctionState, instance: Instance, device: Device, before_us: int) -> Iterator[UpcomingUnits]:
+    per_batch, home = device.spec.limits.per_batch, device.homes.get(instance.id, 0)
+    reach_us = view.now_us + device.way_us
+    if reach_us > before_us or device.is_suspended:
         return
-    for instance in function.instances.values():
-        device = view.devices[instance.device]
-        if instance.phase is not InstancePhase.WARM or device.is_suspended:
-            continue
-        if instance.bucket and instance.bucket.ready_at_us(now_us) > now_us:
-            continue
-        per_batch = device.spec.limits.per_batch
-        home = device.homes.get(instance.id, 0)
-        for batch in _predecessors(view, function, instance, device):
-            at_us = max(now_us + device.way_us, batch.expected_end_us)
-            if at_us <= before_us and (batch.mask == home or per_batch):
-                yield instance, device, batch.mask, batch.cores, batch.mask == home, at_us, batch
+    for end_us, batch in _predecessors(view, function, instance, device):
+        if end_us > before_us:
+            return
+        mask = batch.mask
+        if mask == home or per_batch:
+            yield instance, device, mask, batch.cores, mask == home, end_us if end_us > reach_us else reach_us, batch
 
 
 def slots(view: View, function: FunctionState, units: int = 0, cores: int = 0) -> Iterator[Slot]:
@@ -172,32 +181,32 @@ def _wants_home(view: View, owner: str, device: Device) -> bool:
     return able and len(function.queue) > 0 and not any(bucket and bucket.level(view.now_us) <= 0 for bucket in buckets)
 
 
-def _predecessors(view: View, function: FunctionState, instance: Instance, device: Device) -> Iterator[Batch]:
-    """Running batches that this instance may book behind: without a follower, on whole units, and not on the home of another."""
+def _predecessors(view: View, function: FunctionState, instance: Instance, device: Device) -> Iterator[tuple[int, Batch]]:
+    """Running batches that this instance may book behind, with their expected ends, soonest first: without a follower, on whole
+    units, and not on the home of another."""
     if function.spec.parts < WHOLE_UNIT and function.spec.parts_on(device.spec) < WHOLE_UNIT:
         return
-    if instance.has_capacity(function.batches_at_once(device)):
-        candidates: Iterable[Batch] = [view.batches[batch_id] for batch_id in device.running]
-    elif len(instance.batches) > instance.running:
-        return  # one booked batch per instance is enough to keep it busy
-    else:
-        candidates = list(instance.batches.values())
     foreign = device.homes_of_others(instance.id) if device.homes else 0
-    for batch in candidates:
-        if batch.follower is None and not batch.mask & foreign and batch.part == 1:
-            yield batch
+    if instance.has_capacity(function.batches_at_once(device)):
+        for end_us, batch_id, _ in device.ends:
+            batch = view.batches[batch_id]
+            if batch.follower is None and not batch.mask & foreign and batch.part == 1:
+                yield end_us, batch
+    elif len(instance.batches) == instance.running:  # one booked batch per instance is enough to keep it busy
+        for batch in sorted(instance.batches.values(), key=attrgetter("expected_end_us")):
+            if batch.follower is None and not batch.mask & foreign and batch.part == 1:
+                yield batch.expected_end_us, batch
 
 
 def _soonest(view: View, function: FunctionState, instance: Instance, device: Device, units: int, cores: int) -> Batch | None:
     """The running batch whose slice it could inherit soonest."""
     per_batch, home = device.spec.limits.per_batch, device.homes.get(instance.id)
-    best: Batch | None = None
-    for batch in _predecessors(view, function, instance, device):
+    for end_us, batch in _predecessors(view, function, instance, device):
         fits = batch.mask.bit_count() >= units and batch.cores >= cores
-        until_us = batch.expected_end_us - batch.handover_us() - view.now_us
+        until_us = end_us - batch.handover_us() - view.now_us
         fits = fits and until_us <= view.booking_horizon_us and (per_batch or batch.mask == home)
         if view.bandwidth is not None:
             fits = fits and batch.mask.bit_count() <= view.max_units_by_bandwidth(function, device, batch)
-        if fits and (best is None or batch.expected_end_us < best.expected_end_us):
-            best = batch
-    return best
+        if fits:
+            return batch
+    return None

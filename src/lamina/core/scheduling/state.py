@@ -1,7 +1,6 @@
 """State of the controller: the clock, functions, instances and batches; `check()` verifies the invariants.
 
-Fields are written by methods of the class that has them, here; the registers of `ControllerState` by one module each: functions
-by `deployment.py`, devices, instances and batches by `cluster.py`, runs by `calls.py`, waiting and deferred by `queues.py`.
+Fields are written by methods of the class that has them; each register of `ControllerState` by one module (`controller.py`).
 """
 
 from __future__ import annotations
@@ -151,8 +150,8 @@ class Batch(Struct, eq=False):
 
     def call_off(self) -> None:
         """Give up the place behind another."""
-        if self.behind is not None:
-            self.behind.follower = None
+        assert self.behind is not None
+        self.behind.follower = None
 
     def pass_on(self) -> Batch:
         """The batch booked behind it, which inherits its slice now."""
@@ -370,6 +369,8 @@ class ControllerState:
             assert self.instances.get(batch.instance.id) is batch.instance, "a batch on an instance that is gone"
             if batch.started_us >= 0:
                 assert batch.device.running.get(batch.id) == batch.mask, "a running batch without a lease"
+                for at_us, index in ((batch.expected_end_us, batch.device.ends), (batch.slice_free_us, batch.device.returns)):
+                    assert (at_us, batch.id, batch.mask.bit_count()) in index, "its device expects it at another time"
                 assert batch.behind is None
             else:
                 assert batch.behind is not None, "a booked batch behind nothing"

@@ -16,7 +16,7 @@ tried. A function or call may have another objective: the least latency, the lea
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -60,6 +60,9 @@ BLOCKED_US = 1_000
 
 LARGER_US = 200
 """Only a larger slice has a block, and is thought to be too slow: one that does may be free by then."""
+
+MAX_HANDOVER_WAYS = 5
+"""Ways to its device before the end of a batch: the one behind it is committed no earlier than that (`Batch.handover_us`)."""
 
 MAX_SHARE_WAIT_US = 10_000_000
 """How long a job waits at most for others to share the cost of a batch."""
@@ -238,33 +241,45 @@ class Policy:
                 return self._commit(view, batch, cheaper)
         return self._start(view, batch, chosen, config, slots)
 
-    def _commit(self, view: View, batch: NextBatch, slots: list[CandidateSlot]) -> Decision:
-        """Nothing that is free would do: a slot behind a running batch, committed just before that one ends."""
+    def _commit(self, view: View, batch: NextBatch, slots: Iterable[CandidateSlot]) -> Decision:
+        """Nothing that is free would do: a slot behind a running batch, committed just before that one ends. `slots` come in the
+        order in which they are free; those that are free well after the next commitment are not looked at."""
         function, jobs, now_us = batch.function, batch.jobs, view.now_us
-        again_us = min(view.next_slot_us(function), batch.end_us - batch.soonest_us + 1)
-        slots = self._on_paying_kinds(view, batch, slots) if len(function.instances) > 1 else slots
-        slots = slots if batch.has_goal or batch.objective != "deadline" else as_asked(function, slots)
-        for slot in sorted(slots, key=lambda slot: slot.at_us):
+        until_us = min(view.next_slot_us(function), batch.end_us - batch.soonest_us + 1)
+        commit_at = None
+        for slot in slots:
+            way_us = slot.device.way_us
+            if commit_at is not None and slot.at_us - MAX_HANDOVER_WAYS * way_us - self.lead_us > commit_at[0]:
+                break
+            if len(function.instances) > 1 and not self._on_paying_kinds(view, batch, [slot]):
+                continue
+            if not batch.has_goal and batch.objective == "deadline":
+                asked = as_asked(function, [slot])
+                if not asked:
+                    continue
+                slot = asked[0]
             slot = _with_transfers(view, jobs, [slot])[0]
             assert slot.behind is not None
             config = slot.cheapest_within(len(jobs), batch.end_us - slot.at_us)
-            if config is None:
-                continue
-            if _waits_for_resubmits(function, slot, config):
+            if config is None or _waits_for_resubmits(function, slot, config):
                 continue
             is_full = batch.in_time and batch.has_goal and config.batch == function.spec.max_batch
             commit_us = commit_at_us(slot.behind, self.lead_us, is_full)
             at_once = is_full and _follows_own_batch(function, slot) and is_most_urgent(view, function, slot.device)
             if commit_us <= now_us or at_once:
                 return self._start(view, batch, slot, config, [slot])
-            again_us = min(again_us, commit_us)
+            if commit_at is None or commit_us < commit_at[0]:
+                commit_at = (commit_us, slot.behind.id)
         if not batch.has_goal and len(view.devices) > len(function.instances_by_device):
             wait_us = self._backlog.wait_us(view, function)
             for decision in self._autoscaler.replicate(view, function, wait_us):
                 return decision
         if self._blocking.blocked_us == now_us:  # others may need less soon
-            again_us = min(again_us, now_us + max(BLOCKED_US, batch.fastest_us // 2))
-        return Defer(function.spec.name, max(now_us + 1, again_us), NEVER_US, why=explain.NO_SLOT)
+            until_us = min(until_us, now_us + max(BLOCKED_US, batch.fastest_us // 2))
+        rank = self._service_order(view, function)
+        if rank[0] == NEVER_US:  # it has a goal once half of its time is over
+            until_us = min(until_us, (jobs[0].run.call.arrived_us + jobs[0].due_us) // 2 + 1)
+        return Defer(function.spec.name, max(now_us + 1, until_us), NEVER_US, rank=rank, slot=commit_at, why=explain.NO_SLOT)
 
     def _start(
         self, view: View, batch: NextBatch, slot: CandidateSlot, config: BatchConfig, slots: list[CandidateSlot]

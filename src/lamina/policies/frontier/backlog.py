@@ -6,6 +6,7 @@ for all calls that have about as much time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lamina.core.lifecycle import InstancePhase
@@ -19,6 +20,10 @@ from lamina.types import NEVER_US
 
 BACKLOG_FRESH_US = 1_000
 """How long a snapshot of all queues is good for."""
+
+
+MOST_AT_ONCE = 64
+"""Queues that are added up at once: of thousands, all would take longer than a call has."""
 
 
 @dataclass(slots=True)
@@ -51,20 +56,51 @@ class BacklogSnapshot:
 def _drained_us(view: View, device: Device, unit_us: float) -> int:
     """Until so much work is done, on units that are free and on those that come back."""
     at_us = now_us = view.now_us
-    free = float(device.spec.units)
-    ends: list[tuple[int, float]] = []
-    for batch_id, mask in device.running.items():
-        batch = view.batches[batch_id]
-        end_us, units = batch.expected_end_us, batch.part * mask.bit_count()
-        if end_us > now_us:
-            ends.append((end_us, units))
-            free -= units
-    for end_us, count in sorted(ends):
-        if unit_us <= (end_us - at_us) * free:
-            break
-        unit_us -= (end_us - at_us) * free
-        at_us, free = end_us, free + count
+    free = float(device.spec.units - device.busy.bit_count())
+    ends: Sequence[tuple[int, int, float]] = device.ends
+    if device.shared.parts:
+        ends = [(end_us, batch_id, view.batches[batch_id].part * count) for end_us, batch_id, count in ends]
+        free = device.spec.units - sum([units for _, _, units in ends])
+    for end_us, _, count in ends:
+        if end_us > at_us:
+            if unit_us <= (end_us - at_us) * free:
+                break
+            unit_us -= (end_us - at_us) * free
+            at_us = end_us
+        free += count
     return at_us - now_us + int(unit_us / max(1, free))
+
+
+@dataclass(slots=True)
+class _WorkSweep:
+    """Work per device of all queues. Where many wait, they are added up a part at a time, and the last sum holds meanwhile."""
+
+    found: dict[str, float] = field(default_factory=dict)
+    until_us: int = -1
+    to_do: list[str] = field(default_factory=list)
+    _sum: dict[str, float] = field(default_factory=dict)
+
+    def begin(self, view: View) -> None:
+        self._sum = {}
+        self.to_do = [*view.waiting, *view.deferred]
+        self.until_us = view.now_us + BACKLOG_FRESH_US * (1 + len(self.to_do) // MOST_AT_ONCE)
+        self.to_do.reverse()
+        if not self.to_do:
+            self.found = self._sum
+
+    def advance(self, view: View, tables: ConfigTables, due_us: int) -> None:
+        work = self._sum
+        for name in self.to_do[: -MOST_AT_ONCE - 1 : -1]:
+            function = view.functions[name]
+            jobs, hosts = function.queue.count_due_before(due_us), function.instances_by_device
+            for host in hosts if jobs else ():
+                table = tables.table_for(view, function, view.devices[host])
+                config = table.cheapest_within(min(jobs, table.max_batch), NEVER_US)
+                if config is not None:
+                    work[host] = work.get(host, 0.0) + jobs * table.unit_us_per_request(config) / len(hosts)
+        del self.to_do[-MOST_AT_ONCE:]
+        if not self.to_do:
+            self.found = work
 
 
 @dataclass(slots=True)
@@ -79,7 +115,7 @@ class BacklogModel:
     _parts_us: dict[str, dict[str, int]] = field(default_factory=dict)
     """Per function and workflow that calls it, its part of the time of a call."""
     _taken_us: int = -1
-    _work: dict[int, dict[str, float]] = field(default_factory=dict)  #: by the logarithm of how far ahead
+    _work: dict[int, _WorkSweep] = field(default_factory=dict)  #: by the logarithm of how far ahead
     _snapshots: dict[tuple[int, bool], BacklogSnapshot] = field(default_factory=dict)  #: by the logarithm of how far ahead
 
     def snapshot(self, view: View, allowed_us: int, with_expected: bool) -> BacklogSnapshot:
@@ -95,7 +131,6 @@ class BacklogModel:
         if self._taken_us < 0 or view.now_us - self._taken_us >= BACKLOG_FRESH_US:
             self._taken_us = view.now_us
             self._snapshots.clear()
-            self._work.clear()
 
     def paying_hosts(self, view: View, function: FunctionState) -> dict[str, None]:
         """The devices it is served on: those of a kind that pays."""
@@ -121,21 +156,15 @@ class BacklogModel:
 
     def _least_work(self, view: View, allowed_us: int) -> dict[str, float]:
         """Per device, the unit-microseconds all jobs due within this time take at least, in the largest batches there are."""
-        self._expire(view)
         scale = allowed_us.bit_length()
-        found = self._work.get(scale)
-        if found is None:
-            found = self._work[scale] = {}
-            due_us = view.now_us + allowed_us
-            for name in (*view.waiting, *view.deferred):
-                function = view.functions[name]
-                jobs, hosts = function.queue.count_due_before(due_us), function.instances_by_device
-                for host in hosts if jobs else ():
-                    table = self.tables.table_for(view, function, view.devices[host])
-                    config = table.cheapest_within(min(jobs, table.max_batch), NEVER_US)
-                    if config is not None:
-                        found[host] = found.get(host, 0.0) + jobs * table.unit_us_per_request(config) / len(hosts)
-        return found
+        sweep = self._work.get(scale)
+        if sweep is None:
+            sweep = self._work[scale] = _WorkSweep()
+        if not sweep.to_do and view.now_us >= sweep.until_us:
+            sweep.begin(view)
+        if sweep.to_do:
+            sweep.advance(view, self.tables, view.now_us + allowed_us)
+        return sweep.found
 
     def work_per_call(self, view: View, flow: Flow) -> dict[str, float]:
         """Unit-microseconds one call takes on each device, in full batches."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from lamina.core.policy import View
@@ -84,21 +85,23 @@ def free_candidates(
 
 def upcoming_candidates(
     view: View, tables: ConfigTables, blocking: BlockingRule, function: FunctionState, before_us: int
-) -> list[CandidateSlot]:
-    """What running batches that end by `before_us` leave behind, and others can spare."""
-    found: list[CandidateSlot] = []
+) -> Iterator[CandidateSlot]:
+    """What running batches that end by `before_us` leave behind, and others can spare: the first to be free first, and each
+    worked out when it is asked for, because the first is nearly always the one."""
     for instance, device, free, cores, is_home, at_us, batch in upcoming_slots(view, function, before_us):
         table = tables.table_for(view, function, device)
-        if not is_home and len(device.instances) > 1 and (fastest := table.fastest()):
-            free &= ~blocking.kept_units(view, function, device, free, at_us, fastest.time_us)
         if is_home:
             units = free.bit_count()
         else:
+            if len(device.instances) > 1 and (fastest := table.fastest()):
+                free &= ~blocking.kept_units(view, function, device, free, at_us, fastest.time_us)
             units = largest_fit(free, table.unit_counts, device.spec.limits.aligned, device.spec.units)
         if units:
             slot = CandidateSlot(instance, device, table, free, units, cores, is_home, at_us, batch, is_exact=is_home)
-            found.append(slot)
-    return found if view.bandwidth is None else _within_bandwidth(view, function, found)
+            if view.bandwidth is None:
+                yield slot
+            else:
+                yield from _within_bandwidth(view, function, [slot])
 
 
 def _within_bandwidth(view: View, function: FunctionState, found: list[CandidateSlot]) -> list[CandidateSlot]:

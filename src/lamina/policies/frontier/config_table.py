@@ -13,7 +13,7 @@ for the next step, and in the way of functions that have no choice.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import NamedTuple, Protocol
@@ -119,12 +119,15 @@ class ConfigTable:
     recheck_us: int = 0  #: when it is next compared with what is predicted
     batch_sizes: list[int] = field(init=False)
     is_known: bool = field(init=False)  #: a latency is known
+    _slices: list[tuple[int, int, float]] = field(init=False)  #: all there are: units, cores, price
     _configs: dict[int, list[BatchConfig]] = field(default_factory=dict)
     _fronts: dict[tuple[int, int, int], ParetoFront] = field(default_factory=dict)
     _samples: list[tuple[int, int, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.batch_sizes = sizes_up_to(self.max_batch)
+        price = self.spec.lease_price
+        self._slices = [(units, cores, price(units, cores) * self.part) for units in self.unit_counts for cores in self.core_counts]
         cores = self.core_counts[-1]
         for units in self.unit_counts:
             for batch in (1, self.max_batch):
@@ -178,32 +181,33 @@ class ConfigTable:
         found = self._configs.get(batch)
         if found is None:
             found = []
-            for units in self.unit_counts:
-                for cores in self.core_counts:
-                    us = self.latency_us(batch, units, cores)
-                    if us:
-                        price = self.spec.lease_price(units, cores) * self.part
-                        found.append(BatchConfig(price * us / batch, us, batch, units, cores))
+            for units, cores, price in self._slices:
+                us = self.latency_us(batch, units, cores)
+                if us:
+                    found.append(BatchConfig(price * us / batch, us, batch, units, cores))
             self._configs[batch] = found
         return found
 
     def _build_front(self, count: int, units: int, cores: int) -> ParetoFront:
-        key = (count, units, cores)
-        sizes = self.batch_sizes
+        """From the front of fewer jobs there is nearest to it, and the larger batches that were not weighed there."""
+        sizes, fronts = self.batch_sizes, self._fronts
         place = bisect_right(sizes, count) - 1
         if place < 0:
             return [], []
-        if sizes[place] != count:
-            front = self.pareto(sizes[place], units, cores)
-        else:
-            below = [size for size in sizes[: place + 1] if (size, units, cores) in self._fronts]
-            start = bisect_left(sizes, below[-1]) + 1 if below else 0
-            configs = list(self._fronts[below[-1], units, cores][1]) if below else []
-            for size in sizes[start : place + 1]:
-                configs = _undominated(configs + [config for config in self.configs(size) if _fits(config, units, cores)])
-                self._fronts[size, units, cores] = ([config.time_us for config in configs], configs)
-            front = self._fronts[key]
-        self._fronts[key] = front
+        configs: list[BatchConfig] = []
+        start = place
+        while start >= 0:
+            below = fronts.get((sizes[start], units, cores))
+            if below is not None:
+                configs = below[1]
+                break
+            start -= 1
+        if start < place:
+            fitting = [config for size in sizes[start + 1 : place + 1] for config in self.configs(size)]
+            if abs(units) < self.unit_counts[-1] or units < 0 or cores < self.core_counts[-1]:
+                fitting = [config for config in fitting if _fits(config, units, cores)]
+            configs = _undominated(configs + fitting)
+        front = fronts[count, units, cores] = fronts[sizes[place], units, cores] = ([config[1] for config in configs], configs)
         return front
 
 
@@ -213,12 +217,18 @@ def _fits(config: BatchConfig, units: int, cores: int) -> bool:
 
 def _undominated(configs: list[BatchConfig]) -> list[BatchConfig]:
     """Without those beaten in both time and cost, fastest first; of equal ones the larger batch."""
-    configs.sort(key=lambda config: (config.time_us, config.cost, -config.batch))
     kept: list[BatchConfig] = []
-    for config in configs:
-        if not kept or config.cost < kept[-1].cost:
+    least = math.inf
+    for config in sorted(configs, key=_by_time):
+        if config[0] < least:
             kept.append(config)
+            least = config[0]
     return kept
+
+
+def _by_time(config: BatchConfig) -> tuple[int, float, int]:
+    cost, time_us, batch, _, _ = config
+    return time_us, cost, -batch
 
 
 @dataclass(slots=True)

@@ -211,8 +211,10 @@ def _queue_delay_us(
         else:
             total += spec.units
             idle = spec.units - device.busy.bit_count()
-            for batch_id, mask in device.running.items():
-                ends.append((max(view.batches[batch_id].slice_free_us, reach_us), mask.bit_count()))
+            if way_us:
+                ends += [(max(at_us, reach_us), count) for at_us, _, count in device.returns]
+            else:
+                ends += [(at_us, count) for at_us, _, count in device.returns]
         if way_us and idle:
             ends.append((reach_us, idle))
         else:
@@ -262,7 +264,7 @@ def _until_free_us(view: View, host: str) -> int:
     device = view.devices[host]
     if device.busy != device.all_units:
         return 0
-    return max(0, min(view.batches[batch_id].slice_free_us for batch_id in device.running) - view.now_us)
+    return max(0, device.returns[0][0] - view.now_us)
 
 
 def _until_loaded_us(view: View, function: FunctionState) -> int:
@@ -321,7 +323,7 @@ class FixedSliceEstimator:
                 free_units = device.available_units(instance.id).bit_count()
                 if spec.parts < WHOLE_UNIT and device.shared_block(instance.units, spec.parts_on(device.spec), 0):
                     free_units = needed * instance.units
-                soonest_us = _free_in_us(view, device.running, needed * instance.units, free_units)
+                soonest_us = _free_in_us(view, device, needed * instance.units, free_units)
                 if view.bandwidth is not None:
                     allowed_us = view.bandwidth.wait_us(spec.name, instance.units, device, view.batches, view.now_us)
                     soonest_us = max(soonest_us, allowed_us)
@@ -409,12 +411,11 @@ def _sampled_instances(function: FunctionState) -> list[Instance]:
     return list(islice(instances.values(), 0, None, -(-len(instances) // MAX_INSTANCES) or 1))
 
 
-def _free_in_us(view: View, running: dict[int, int], units: int, free_units: int) -> int:
+def _free_in_us(view: View, device: Device, units: int, free_units: int) -> int:
     """Until enough units of the device are free, were nothing else to start on it."""
     if free_units >= units:
         return 0
-    ends = sorted((view.batches[batch_id].slice_free_us, mask.bit_count()) for batch_id, mask in running.items())
-    for end_us, count in ends:
+    for end_us, _, count in device.returns:
         free_units += count
         if free_units >= units:
             return max(0, end_us - view.now_us)
@@ -462,9 +463,7 @@ def _queued_work(view: View, function: FunctionState) -> float:
 
 def _running_us(view: View, device: Device) -> int:
     """What runs on it, spread over all its units."""
-    left = sum(
-        (view.batches[batch_id].slice_free_us - view.now_us) * mask.bit_count() for batch_id, mask in device.running.items()
-    )
+    left = sum((end_us - view.now_us) * count for end_us, _, count in device.returns)
     return max(0, left) // device.spec.units
 
 

@@ -31,6 +31,9 @@ PRECISION = Precision(eps=0.01, points=256)
 CHECK_US = 1_000_000
 """How often a plan is compared with what it was made of."""
 
+KEPT_PLANS = 64
+"""Plans that are kept, of all workflows together: to make one takes as long as a hundred decisions."""
+
 RATE_STEP = 1.5
 """A function's arrival rate is known to this factor; finer steps would only rebuild plans."""
 
@@ -56,6 +59,7 @@ class _Plan:
     flow: Flow
     checked_us: int
     basis: tuple[object, ...]
+    tables: dict[str, list[ConfigTable]]  #: that are in the basis by their identity
     steps: dict[NodePath, StepPlan]
     whole: Frontier | None = None
     groups: dict[int, Frontier] = field(default_factory=dict)  #: by how many go through it together
@@ -67,7 +71,10 @@ class PlanCache:
 
     tables: ConfigTables
     rates: ArrivalRates
-    _plans: dict[str, _Plan] = field(default_factory=dict)
+    _plans: dict[str, _Plan] = field(default_factory=dict)  #: in use, by workflow
+    _made: dict[tuple[object, ...], _Plan] = field(
+        default_factory=dict
+    )  #: of late, by what they were made of: rates go to and fro
 
     def step_plan(self, view: View, job: Job) -> StepPlan | None:
         """Plan of the step this job is at; None for a function alone, and while the latency of another step is unknown."""
@@ -105,11 +112,29 @@ class PlanCache:
         built_from = tuple(id(table) for found in tables.values() for table in found)
         basis: tuple[object, ...] = (built_from, tuple(rates.values()), tuple(ways_us.values()))
         if known is None or known.flow is not flow or known.basis != basis:
-            known = self._plans[flow.name] = _Plan(flow, view.now_us, basis, {})
-            if all(any(table.is_known for table in found) for found in tables.values()):
-                known.steps, known.whole = _plan(flow, tables, rates, ways_us)
+            key = (flow.name, *basis)
+            known = self._made.pop(key, None)
+            if known is None or known.flow is not flow:
+                known = _make(view, flow, basis, tables, rates, ways_us)
+            self._plans[flow.name] = self._made[key] = known
+            if len(self._made) > KEPT_PLANS:
+                del self._made[next(iter(self._made))]
         known.checked_us = view.now_us
         return known
+
+
+def _make(
+    view: View,
+    flow: Flow,
+    basis: tuple[object, ...],
+    tables: dict[str, list[ConfigTable]],
+    rates: dict[str, int],
+    ways_us: dict[str, int],
+) -> _Plan:
+    made = _Plan(flow, view.now_us, basis, tables, {})
+    if all(any(table.is_known for table in found) for found in tables.values()):
+        made.steps, made.whole = _plan(flow, tables, rates, ways_us)
+    return made
 
 
 def _rate_class(gap_us: float) -> int:
