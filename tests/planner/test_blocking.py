@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lamina.core.scheduling.state import Batch
 from lamina.core.unit_blocks import aligned_starts
-from lamina.planner.blocking import BlockingRule, Claim, Holding, keep_units
+from lamina.planner.blocking import BlockingRule, Claim, Holding, is_pressed, keep_units
 from lamina.types import DeviceSpec, SliceLimits, Slo
 from tests.script import Script, a_function
 
@@ -154,3 +154,8 @@ def test_claims_of_many_functions_are_worked_out_a_part_at_a_time_and_all_of_the
         view.advance(20_000 * step)
         found.append(len(rule.claims(view, host)))
     assert found == [32, 64, 80, 80]
+
+
+def test_a_job_is_pressed_when_a_second_batch_like_its_own_would_be_late():
+    assert not is_pressed(left_us=25, time_us=10, way_us=5)
+    assert is_pressed(left_us=24, time_us=10, way_us=5)

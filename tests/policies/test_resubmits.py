@@ -34,6 +34,7 @@ class Loops(Runtime):
             return x
 
         device = DeviceSpec(id="c", kind="test", family="cpu", units=1, memory_mib=1_000)
+        options.setdefault("policy", "edf")
         super().__init__(app, takes={"net": takes}, devices=[device], **options)  # type: ignore[arg-type]
         self.controller.predictor = self.controller.view.predictor = OnlinePredictor()
         self.latencies_ms: list[float] = []

@@ -158,9 +158,8 @@ class Controller:
         if self._dispatch_queue.starved or view.now_us >= self._scale_at_us:
             self._autoscale()
         if type(event) is not ev.CallArrived or not event.more_coming:
-            queue = self._dispatch_queue
-            if queue.changed:
-                queue.wake_in_line(self._fair_share.enabled)
+            if self._dispatch_queue.changed:
+                self._dispatch_queue.wake_in_line(self._fair_share.enabled)
             if self.state.waiting or self._recheck_due:
                 self._dispatch()
         return self.take_actions()
@@ -274,7 +273,6 @@ class Controller:
         self._wakeups.request(self._scale_at_us)
 
     def _dispatch(self) -> None:
-        """Ask about all that wait, and then about those next in line for what is left."""
         self._recheck_due = False
         queue, by_service = self._dispatch_queue, self._fair_share.enabled
         while True:

@@ -144,7 +144,7 @@ class BlockingRule:
         if not kept & slot.mask:
             return slot
         left_us = function.queue.head().due_us - view.now_us
-        if left_us < 2 * (time_us + device.way_us) and self.may_insist(view, function, device, time_us):
+        if is_pressed(left_us, time_us, device.way_us) and self.may_insist(view, function, device, time_us):
             return slot
         mask = find_block(free & ~kept, slot.units, device.spec.limits.aligned, device.spec.units)
         return replace(slot, mask=mask) if device.is_valid_slice(mask) else None
@@ -170,6 +170,12 @@ class BlockingRule:
             return False
         mine = [one for one in function.instances.values() if one.device == spec.id]
         return all(not one.running and one.last_used_us + TURN * time_us <= view.now_us for one in mine)
+
+
+def is_pressed(left_us: int, time_us: int, way_us: int) -> bool:
+    """Whether a job with so much time left may ask for units that are kept for others (`may_insist`): a second batch like its own
+    would no longer be in time after the one before it."""
+    return left_us < 2 * time_us + way_us
 
 
 def _has_time(view: View, function: FunctionState, time_us: int) -> bool:

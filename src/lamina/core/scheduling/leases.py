@@ -85,11 +85,6 @@ class Device:
         self.all_units = (1 << self.spec.units) - 1
 
     @property
-    def has_room(self) -> bool:
-        """Whether a unit is free, or shared: parts of it may be."""
-        return self.busy != self.all_units or bool(self.shared.parts)
-
-    @property
     def cores_free(self) -> int:
         return self.spec.cores - self.cores_busy
 
@@ -237,8 +232,7 @@ class Device:
             busy |= mask
         assert busy == self.busy, f"{self.spec.id} counts units that no batch holds"
         for index in (self.ends, self.returns):
-            assert index == sorted(index), f"ends on {self.spec.id} are out of order"
-            assert {batch: units for _, batch, units in index} == {one: mask.bit_count() for one, mask in self.running.items()}
+            assert index == sorted(index) and len(index) == len(self.running), f"ends on {self.spec.id} are out of order"
         assert busy | self.all_units == self.all_units, f"more units leased than {self.spec.id} has"
         assert self.cores_busy == sum(self.cores.values()) <= self.spec.cores, f"cores of {self.spec.id} are over-committed"
         assert self.cores.keys() <= self.running.keys(), "cores outlived their batch"

@@ -122,7 +122,8 @@ class DispatchQueue:
         if not len(function.queue):
             state = self._state
             state.waiting.pop(function.spec.name, None)
-            self._end_deferral(function.spec.name)
+            if function.spec.name in state.deferred:
+                self._end_deferral(function.spec.name)
             if state.deferred:  # a home its owner has no use for any more may be lent
                 for instance in function.instances.values():
                     device = state.devices[instance.device]
@@ -184,13 +185,13 @@ class DispatchQueue:
         state, woken = self._state, False
         for host, asked in list(self.changed.items()):
             device, group = state.devices.get(host), list[str]()
-            if device is not None and (device.has_room or state.deferred.keys().isdisjoint(asked)):
+            is_left = device is not None and (device.busy != device.all_units or bool(device.shared.parts))
+            if device is not None and (is_left or state.deferred.keys().isdisjoint(asked)):
                 names = self._lines.names(host, without=asked)
                 group = list(names if everyone else islice(names, GROUP))
             if not group:
                 del self.changed[host]
-                continue
-            woken = True
+            woken = woken or bool(group)
             for name in group:
                 asked.add(name)
                 self.undefer(state.functions[name])

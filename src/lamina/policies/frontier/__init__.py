@@ -30,7 +30,7 @@ from lamina.core.workflow.flow import Flow
 from lamina.core.workflow.runs import flow_of
 from lamina.planner.arrival_rates import ArrivalRates
 from lamina.planner.batching import LEAD_US, commit_at_us, is_most_urgent, should_wait_for_resubmits
-from lamina.planner.blocking import BlockingRule
+from lamina.planner.blocking import BlockingRule, is_pressed
 from lamina.policies.frontier import explain
 from lamina.policies.frontier.admission import CostBudget, RecentEstimates, allows_probe
 from lamina.policies.frontier.autoscaler import FrontierAutoscaler
@@ -228,7 +228,8 @@ class Policy:
             return Defer(name, decision.until_us, decision.at_count, ignore_devices=True, why=explain.LARGER_BATCH)
         chosen, config = decision.slot, decision.config
         if chosen is None or config is None:
-            if in_time and has_goal and self._blocking.blocked_us == now_us and head.due_us - now_us < soonest_us + fastest_us:
+            is_blocked = in_time and has_goal and self._blocking.blocked_us == now_us
+            if is_blocked and is_pressed(head.due_us - now_us, fastest_us, soonest_us - fastest_us):
                 slots = free_candidates(view, self._tables, self._blocking, function, insists=True)
                 decision = self._planner.decide(view, batch, slots, cost_limit) if slots else NOTHING
                 if decision.slot is not None and decision.config is not None and decision.until_us <= now_us:

@@ -126,8 +126,8 @@ class ConfigTable:
 
     def __post_init__(self) -> None:
         self.batch_sizes = sizes_up_to(self.max_batch)
-        price = self.spec.lease_price
-        self._slices = [(units, cores, price(units, cores) * self.part) for units in self.unit_counts for cores in self.core_counts]
+        sizes = [(units, cores) for units in self.unit_counts for cores in self.core_counts]
+        self._slices = [(units, cores, self.spec.lease_price(units, cores) * self.part) for units, cores in sizes]
         cores = self.core_counts[-1]
         for units in self.unit_counts:
             for batch in (1, self.max_batch):

@@ -211,10 +211,8 @@ def _queue_delay_us(
         else:
             total += spec.units
             idle = spec.units - device.busy.bit_count()
-            if way_us:
-                ends += [(max(at_us, reach_us), count) for at_us, _, count in device.returns]
-            else:
-                ends += [(at_us, count) for at_us, _, count in device.returns]
+            if device.returns:
+                ends += [(at_us if at_us > reach_us else reach_us, count) for at_us, _, count in device.returns]
         if way_us and idle:
             ends.append((reach_us, idle))
         else:
