@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lamina.core.workflow.flow import Choice, Each, Flow, Pass, Task
 from lamina.errors import BadValue
+from lamina.planner import workflow_frontier
 from lamina.planner.configs import ConfigArrays, ProfiledConfig, ResourcePrices, config_grid
 from lamina.planner.cost_to_go import WorkflowPlan
 from lamina.planner.frontier import (
@@ -387,3 +388,16 @@ def test_odds_must_be_as_many_as_branches():
     flow = Flow("odd", {"c": Choice("c", (("t",), ()), odds=(1.0,)), "t": Task("t", "f")}, ("c",))
     with pytest.raises(BadValue, match="2 branches and 1 odds"):
         plan_workflow(flow, {"f": rough(1)})
+
+
+def test_a_chain_is_cut_into_its_parts_once_however_many_tasks_look_ahead_over_it(monkeypatch: pytest.MonkeyPatch):
+    """A workflow of a thousand steps must not take the square of its length in work: each step finds what comes after it."""
+    cut = workflow_frontier.series_parts
+    asked: list[int] = []
+    monkeypatch.setattr(workflow_frontier, "series_parts", lambda below, nodes: asked.append(nodes) or cut(below, nodes))
+    names = [f"s{number}" for number in range(60)]
+    nodes = {name: Task(name, "f", (after,) if after else ()) for name, after in zip(names, [*names[1:], ""], strict=True)}
+    table = ConfigArrays.from_rows([(1, 1, 1, 100, 2.0), (1, 1, 2, 60, 3.0)])
+    found = plan_workflow(Flow("chain", nodes, (names[0],)), {"f": table})
+    assert len(found.steps) == 60
+    assert len(asked) <= 3

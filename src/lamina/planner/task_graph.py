@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from lamina.core.workflow.flow import Choice, Each, Flow, Parallel, Task, Wait
 from lamina.errors import BadValue
@@ -30,6 +31,8 @@ class TaskGraph:
     below: list[int] = field(init=False)
     above: list[int] = field(init=False)
     _shares: dict[str, list[float]] = field(init=False)
+    _has_choices: bool = field(init=False)
+    _runs: dict[str, float] = field(init=False)  #: of each node for one run of the flow
 
     def __post_init__(self) -> None:
         self._cut_loops()
@@ -43,15 +46,25 @@ class TaskGraph:
                 for follower in way:
                     seen[follower] |= here
         self.below = [seen[name] for name in self.work]
-        everyone = range(len(self.work))
-        self.above = [sum(1 << other for other in everyone if self.below[other] >> node & 1) for node in everyone]
+        ahead: dict[str, int] = {}  # work that lies after each node
+        for name in reversed(self.topological_order):
+            ahead[name] = 0
+            for follower in chain.from_iterable(self.branches[name]):
+                ahead[name] |= ahead[follower] | (1 << place[follower] if follower in place else 0)
+        self.above = [ahead[name] for name in self.work]
+        self._has_choices = any(len(ways) > 1 for ways in self.branches.values())
+        self._runs = self._expected_runs({})
 
     def expected_runs(self, given: str | None = None) -> list[float]:
         """How often each piece of work runs for one run of the flow, or for one run of `given`.
 
         That `given` runs tells how the choices before it went: their odds are weighed by what they do to its own.
         """
-        certain = self._likelihood(given) if given else {}
+        runs = self._runs if not given or not self._has_choices else self._expected_runs(self._likelihood(given))
+        unit = runs[given] if given else 1.0
+        return [runs[name] / unit for name in self.work]
+
+    def _expected_runs(self, certain: Mapping[str, float]) -> dict[str, float]:
         tokens = dict.fromkeys(self.topological_order, 0.0)
         for name in self.flow.start:
             tokens[name] += 1
@@ -67,8 +80,7 @@ class TaskGraph:
             for share, way in zip(shares, ways, strict=True):
                 for follower in way:
                     tokens[follower] += runs[name] * share
-        unit = runs[given] if given else 1.0
-        return [runs[name] / unit for name in self.work]
+        return runs
 
     def cost_shares(self, place: int, weights: Sequence[float], costs: Sequence[float]) -> list[float]:
         """What part of each piece of later work one piece has to carry, where others lead to it beside it.

@@ -42,6 +42,7 @@ from lamina.planner.series_parallel import (
     Irreducible,
     ParallelBlock,
     Tree,
+    bits,
     completion_times_us,
     decompose,
     find_duplication,
@@ -126,7 +127,7 @@ class _Build:
     def steps(self, level: _Level, tail: Frontier, steps: dict[NodePath, CostToGo]) -> None:
         """Every task of a level; `tail` is what comes after the level, as far as one run of it carries it."""
         net = level.net
-        known: dict[float, dict[tuple[float, ...], Frontier]] = {}
+        known: dict[float, dict[tuple[object, ...], Frontier]] = {}
         for place, name in enumerate(net.work):
             node = net.flow.nodes[name]
             weights, tail_share = net.expected_runs(name), 1.0
@@ -145,21 +146,30 @@ class _Build:
         return self.items.get((*path, node.name), node.expected_items)
 
     def _onward(
-        self, level: _Level, nodes: int, weights: list[float], tail: Frontier, known: dict[tuple[float, ...], Frontier]
+        self, level: _Level, nodes: int, weights: list[float], tail: Frontier, known: dict[tuple[object, ...], Frontier]
     ) -> Frontier:
-        """All of `nodes`, then the tail. From the end, so that tasks of one chain share what they have in common."""
+        """All of `nodes`, then the tail. From the end, so that tasks of one chain share what they have in common: a task of a
+        long one finds all that comes after it in one look."""
+        unlike = [(node, weight) for node, weight in enumerate(weights) if weight != 1.0]
+
+        def key_of(done: int) -> tuple[object, ...]:
+            return (done, *(pair for pair in unlike if done >> pair[0] & 1))
+
+        found = known.get(key_of(nodes))
+        if found is not None:
+            return found
         result, done = tail, 0
         for piece in reversed(series_parts(level.net.below, nodes)):
             done |= piece
-            key = (done, *(weight for node, weight in enumerate(weights) if done >> node & 1))
+            key = key_of(done)
             if key not in known:
-                parts = [scaled(part, weight) for part, weight in zip(level.parts, weights, strict=True)]
+                parts = {node: scaled(level.parts[node], weights[node]) for node in bits(piece)}
                 block = self._value(decompose(level.net.below, piece), parts, level.net.work)
                 known[key] = self._series(block, result)
             result = known[key]
         return result
 
-    def _value(self, tree: Tree, parts: Sequence[Frontier], names: Sequence[str]) -> Frontier:
+    def _value(self, tree: Tree, parts: Sequence[Frontier] | Mapping[int, Frontier], names: Sequence[str]) -> Frontier:
         if isinstance(tree, int):
             return parts[tree]
         inner = [self._value(part, parts, names) for part in tree.parts]
