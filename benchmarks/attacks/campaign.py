@@ -56,7 +56,18 @@ def options_for(what: str) -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--databases", default="sqlite,postgres")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--resume", action="store_true", help="go on with the rounds that --out has")
     return parser
+
+
+def _read(file: Path, what: str, made: Callable[..., T]) -> tuple[int, list[Round[T]]]:
+    """First seed and rounds of a campaign that was interrupted."""
+    known = json.loads(file.read_text())
+    rounds = [
+        Round(one["database"], one["seed"], [made(**event) for event in one[what]], Verdict(**one["verdict"]))
+        for one in known["rounds"]
+    ]
+    return known["setup"]["seed"], rounds
 
 
 def run_campaign(
@@ -67,13 +78,18 @@ def run_campaign(
     counted: Callable[[Round[T]], int],
     tell: Callable[[T], str],
     summary: Callable[[Sequence[Round[T]]], dict[str, Any]],
+    made: Callable[..., T],
 ) -> None:
-    """Play rounds until as many events as the option `what` says have `counted`. The file is renewed after each round."""
+    """Play rounds until as many events as the option `what` says have `counted`. The file is renewed after each round;
+    `made` makes an event of what it has of one."""
     wanted: int = getattr(options, what)
     rounds: list[Round[T]] = []
+    first = options.seed
+    if options.resume and options.out.exists():
+        first, rounds = _read(options.out, what, made)
     names = options.databases.split(",")
     with database() if "postgres" in names else contextlib.nullcontext("") as url:
-        seed = options.seed
+        seed = rounds[-1].seed + 1 if rounds else first
         while (done := sum(map(counted, rounds))) < wanted:
             name = names[seed % len(names)]
             rounds.append(asyncio.run(play(name, url, min(per_round, wanted - done), seed)))
@@ -82,10 +98,15 @@ def run_campaign(
             seed += 1
             if options.out is not None:
                 options.out.parent.mkdir(parents=True, exist_ok=True)
-                setup = {"cores": len(os.sched_getaffinity(0)), "load_average": os.getloadavg(), "seed": options.seed}
+                setup = {"cores": len(os.sched_getaffinity(0)), "load_average": os.getloadavg(), "seed": first}
                 found = {"label": "measured", "setup": setup} | summary(rounds)
                 found["rounds"] = [
-                    {"database": one.database, "seed": one.seed, what: [asdict(event) for event in one.events]}  # type: ignore[call-overload]
+                    {
+                        "database": one.database,
+                        "seed": one.seed,
+                        "verdict": asdict(one.verdict),
+                        what: [asdict(event) for event in one.events],  # type: ignore[call-overload]
+                    }
                     for one in rounds
                 ]
                 options.out.write_text(json.dumps(found, indent=1) + "\n")

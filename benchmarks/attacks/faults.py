@@ -124,6 +124,7 @@ def main() -> None:
         counted=lambda one: len(one.events),
         tell=lambda fault: f"{fault.kind} {fault.silent_s:.1f}",
         summary=summary,
+        made=Fault,
     )
 
 

@@ -202,9 +202,10 @@ class Pair:
         proxies: tuple[DatabaseProxy, ...] = (),
         disk: Path | None = None,
         options: Sequence[Sequence[str]] = ((), ()),
+        code: str = APP,
     ) -> None:
         app = folder / "app.py"
-        app.write_text(APP)
+        app.write_text(code)
         self.folder = folder
         self.proxies = proxies
         self.disk = disk
@@ -244,10 +245,12 @@ WhenBegun = Callable[[Pair], Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
-async def sqlite_pair(options: Sequence[Sequence[str]] = ((), ()), when_begun: WhenBegun | None = None) -> AsyncIterator[Pair]:
+async def sqlite_pair(
+    options: Sequence[Sequence[str]] = ((), ()), when_begun: WhenBegun | None = None, code: str = APP
+) -> AsyncIterator[Pair]:
     """A pair on one file; on a small disk of its own, if this user may mount one, so that it can be filled."""
     with tempfile.TemporaryDirectory(prefix="pair-") as place, _small_disk(Path(place) / "disk") as disk:
-        async with _running(Pair(Path(place), (f"{disk}/runs.db", f"{disk}/runs.db"), (), disk, options), when_begun) as pair:
+        async with _running(Pair(Path(place), (f"{disk}/runs.db",) * 2, (), disk, options, code), when_begun) as pair:
             yield pair
 
 
@@ -265,7 +268,7 @@ def _small_disk(folder: Path) -> Iterator[Path]:
 
 @contextlib.asynccontextmanager
 async def postgres_pair(
-    url: str, options: Sequence[Sequence[str]] = ((), ()), when_begun: WhenBegun | None = None
+    url: str, options: Sequence[Sequence[str]] = ((), ()), when_begun: WhenBegun | None = None, code: str = APP
 ) -> AsyncIterator[Pair]:
     """A pair on a PostgreSQL server on a UNIX socket, each with a way there of its own."""
     with tempfile.TemporaryDirectory(prefix="pair-") as place:
@@ -282,7 +285,7 @@ async def postgres_pair(
         for proxy in proxies:
             await proxy.start()
         try:
-            async with _running(Pair(Path(place), (stores[0], stores[1]), proxies, None, options), when_begun) as pair:
+            async with _running(Pair(Path(place), (stores[0], stores[1]), proxies, None, options, code), when_begun) as pair:
                 yield pair
         finally:
             for proxy in proxies:

@@ -146,6 +146,7 @@ def main() -> None:
         counted=lambda one: sum(event.has_changed for event in one.events),
         tell=lambda event: f"{event.kind} {event.took_s:.1f}{'' if event.has_changed else ' (kept)'}",
         summary=summary,
+        made=Takeover,
     )
 
 

@@ -61,6 +61,24 @@ def test_a_beat_makes_a_suspect_node_live_again():
     assert (world.registry.nodes["a"].rtt_us, world.registry.nodes["a"].lag_us) == (250, 7)
 
 
+def test_a_node_that_hears_nothing_is_as_good_as_silent():
+    world = Watched()
+    first = world.join()
+    for unheard_us in range(100 * MS, 1_300 * MS, 100 * MS):
+        world.wait(100 * MS)
+        world.do("beat", "a", first, 0, 0, unheard_us)
+    assert world.changes[2:] == ["suspect", "lost"]  # long before its own fence
+
+
+def test_a_node_that_was_deaf_for_a_moment_is_live_again():
+    world = Watched()
+    first = world.join()
+    for unheard_us in (100 * MS, 300 * MS, 550 * MS, 100 * MS):
+        world.wait(150 * MS)
+        world.do("beat", "a", first, 0, 0, unheard_us)
+    assert world.changes[2:] == ["suspect", "live"]
+
+
 def test_nothing_that_a_closed_incarnation_says_counts():
     world = Watched()
     first = world.join()

@@ -247,7 +247,8 @@ class AgentListener:
         elif frame.is_fenced:
             self.lose(node, incarnation, "fenced: it does not hear this server")
         else:
-            self._report(self.registry.beat(clock_us(), node, incarnation, frame.rtt_us, frame.lag_us))
+            beat = self.registry.beat(clock_us(), node, incarnation, frame.rtt_us, frame.lag_us, frame.unheard_us)
+            self._report(beat)
             link.send(LeaseRenewed(frame.seq))
 
     def _on_closed(self, link: FrameLink, why: str) -> None:

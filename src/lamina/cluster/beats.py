@@ -94,7 +94,7 @@ class BeatThread:
                 seq, next_us = seq + 1, max(next_us + self._beat_us, now_us)
                 sent_us[seq] = now_us
                 if len(out) < 4_096:  # else the leader reads nothing, and one more would not tell it more
-                    out += pack(Beat(seq, self.rtt_us, max(0, self._lag_us()), self.is_fenced))
+                    out += pack(Beat(seq, self.rtt_us, max(0, self._lag_us()), self.is_fenced, self.silent_us))
             _write(peer, out)
             wait_s = max(0.0, (next_us - clock_us()) / 1e6) if is_known else CONNECT_S
             pending = isinstance(peer, ssl.SSLSocket) and peer.pending()

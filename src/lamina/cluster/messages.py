@@ -22,7 +22,7 @@ from lamina.types import DeviceSpec, FunctionSpec
 from lamina.values.references import ErrorInfo, NodeRef
 from lamina.worker.protocol import StateChanges
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of these frames; both sides must speak the same one."""
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?\Z")]
@@ -293,12 +293,14 @@ class Goodbye(_Message, frozen=True, tag=41):
 
 
 class Beat(_Message, frozen=True, tag=50):
-    """Sign of life of an agent, sent by a thread of its own. `is_fenced`: it has not heard from its leader for too long."""
+    """Sign of life of an agent, sent by a thread of its own. `is_fenced`: it has not heard from its leader for too long.
+    `unheard_us`: for how long by now, which is no sign of a way that works in both directions."""
 
     seq: Natural
     rtt_us: Natural
     lag_us: Natural
     is_fenced: bool = False
+    unheard_us: Natural = 0
 
 
 class LeaseRenewed(_Message, frozen=True, tag=51):

@@ -162,17 +162,21 @@ class NodeRegistry:
         node.heard_us = max(node.heard_us, now_us)
         return self._move(now_us, node, "open")
 
-    def beat(self, now_us: int, name: str, incarnation: int, rtt_us: int = 0, lag_us: int = 0) -> list[NodeChange]:
-        """A sign of life."""
+    def beat(
+        self, now_us: int, name: str, incarnation: int, rtt_us: int = 0, lag_us: int = 0, unheard_us: int = 0
+    ) -> list[NodeChange]:
+        """A sign of life. One that says that it has not heard this server for `unheard_us` counts for as long ago, less the two
+        beats that are usual: a node that cannot be told anything is as good as silent."""
         node = self._current(name, incarnation)
         if node is None:
             return []
-        node.heard_us = max(node.heard_us, now_us)
+        node.heard_us = max(node.heard_us, now_us - max(0, unheard_us - 2 * BEAT_US))
         node.beats += 1
         node.lag_us = lag_us
         if rtt_us:
             node.rtt_us = rtt_us if not node.rtt_us else node.rtt_us + (rtt_us - node.rtt_us) // 8
-        return self._move(now_us, node, "beat") if node.phase is NodePhase.SUSPECT else []
+        is_back = node.phase is NodePhase.SUSPECT and now_us - node.heard_us < self._suspect_us
+        return self._move(now_us, node, "beat") if is_back else []
 
     def lose(self, now_us: int, name: str, incarnation: int, reason: str) -> list[NodeChange]:
         """Its connection has ended, it says that it is fenced, or its launcher says that it is gone."""
