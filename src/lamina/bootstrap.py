@@ -326,7 +326,7 @@ def open_in_process(
         device = replace(device, id="gpu0", family="gpu")
     controller = new_controller(policy or policies.build(DEFAULT_POLICY), online.OnlinePredictor(ProfileTable([])))
     state = StateTable(app.name, call_lookup(controller), lambda target: TargetSource())
-    driver = RealtimeDriver(controller, InProcessEngine(app, device, mocks), RunValues(None, None))
+    driver = RealtimeDriver(controller, InProcessEngine(app, device, mocks, state.mark_stateful), RunValues(None, None))
     return ServingRuntime(app, driver, state)
 
 

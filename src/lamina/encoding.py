@@ -274,6 +274,14 @@ def is_flat_response(blob: Blob) -> bool:
     return first in (0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB) or 0xA0 <= first < 0xC0
 
 
+def response_status(blob: Blob) -> int:
+    """Status of an encoded response; 0 if the value is none."""
+    if not len(blob) or blob[0] not in _EXTENSIONS:
+        return 0
+    found = _ext_decoder.decode(blob)
+    return _response_decoder.decode(found.data)[0] if found.code == RESPONSE else 0
+
+
 def tensor_parts(blob: Blob) -> tuple[str, list[int], memoryview] | None:
     """Dtype, shape and bytes of an encoded tensor; None if it is another value."""
     if not len(blob) or blob[0] not in _EXTENSIONS:

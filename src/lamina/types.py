@@ -125,6 +125,7 @@ class FunctionSpec(Struct, frozen=True, kw_only=True):
     idempotent: bool = True  #: may be run again if its worker dies
     max_queue: int = 10_000
     version: str = ""  #: of its code: instances of another one are replaced
+    cache_us: int = 0  #: how long its results are kept by the gateway; 0: not at all
 
     def fits_family(self, family: str) -> bool:
         return self.gpu != "must" if family == "cpu" else self.gpu != "no"

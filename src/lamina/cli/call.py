@@ -67,7 +67,9 @@ def command(
     if not quiet:
         click.echo(
             f"{answer.latency_ms:.1f} ms, of which {answer.queue_ms:.1f} queued; batch {answer.batch} on {answer.slice};"
-            f" cost {answer.cost:.3g}" + (f"; cold start {answer.cold_start_ms:.0f} ms" if answer.cold_start_ms else ""),
+            f" cost {answer.cost:.3g}"
+            + (f"; cold start {answer.cold_start_ms:.0f} ms" if answer.cold_start_ms else "")
+            + (f"; cache {answer.cache}" if answer.cache else ""),
             err=True,
         )
     return 0

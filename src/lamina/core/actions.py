@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 from lamina.core.workflow.error_policy import Fault
@@ -72,6 +74,7 @@ class Reply(Struct, frozen=True, gc=False, tag=True):
     cost: float = 0.0
     cold_us: int = 0
     retries: int = 0
+    cache: Literal["", "hit", "miss"] = ""  #: of a function whose results are kept; said by the gateway, before which they are
 
 
 class FailCall(Struct, frozen=True, tag=True):

@@ -55,7 +55,14 @@ class _Instance:
 class InProcessEngine:
     """Engine of one device whose batches run in threads of this process. `mocks` stand in for functions, call by call."""
 
-    def __init__(self, app: App, device: DeviceSpec, mocks: Mapping[str, Mock] | None = None) -> None:
+    def __init__(
+        self,
+        app: App,
+        device: DeviceSpec,
+        mocks: Mapping[str, Mock] | None = None,
+        on_stateful: Callable[[str], None] = lambda function: None,
+    ) -> None:
+        self._on_stateful = on_stateful  #: told of functions that read or change state
         self.devices: Sequence[DeviceSpec] = [device]
         self.shared = EngineShared()
         self.references: SlotReferences | None = None  #: all values are in this process
@@ -203,6 +210,8 @@ class InProcessEngine:
             )
             with active_context(context):
                 found = self._outputs(run, list(calls.values()), self._emit_for(batch) if function.streams else None)
+            if changes.reads or changes.ops:
+                self._tell(self._on_stateful, function.name)
             if any(isinstance(output, BaseException) for output in found) or self._app.local_state.commit(changes):
                 break  # of a step that failed nothing is kept
             if not function.spec.idempotent:

@@ -25,7 +25,7 @@ from lamina.gateway.auth import check_host as check_host
 from lamina.gateway.ingress.supervisor import IngressSupervisor
 from lamina.gateway.observability.billing import Billing
 from lamina.gateway.observability.logs import RefusalLog
-from lamina.gateway.observability.metrics import MemoryGauges, Metrics, RunGauges
+from lamina.gateway.observability.metrics import CacheCounters, MemoryGauges, Metrics, RunGauges
 from lamina.gateway.observability.tracer import Tracer, attach_call_context
 from lamina.gateway.oip.inference_service import InferenceService
 from lamina.gateway.oip.model_catalog import ModelCatalog
@@ -40,6 +40,7 @@ from lamina.gateway.routes.cold_start_grace import ColdStartGrace
 from lamina.gateway.routes.explain import ExplainRoutes, SampledRefusals
 from lamina.gateway.routes.kernels import BufferRoutes, KernelRoutes
 from lamina.gateway.routes.openapi import document
+from lamina.gateway.routes.prediction_cache import PredictionCache, PredictionStore
 from lamina.gateway.routes.problems import caller_problem, ending_problem, parse_error_body
 from lamina.gateway.routes.request_options import OWN_HEADERS
 from lamina.gateway.routes.router import Router
@@ -57,6 +58,9 @@ from lamina.state.triggers import Triggers, open_triggers
 from lamina.store.base import Store
 
 log = logging.getLogger("lamina")
+
+CACHE_SHARE = 8
+"""One part in so many of the memory budget is for results that are kept (`cache=`)."""
 
 TRIM_EVERY_S = 2.0
 REFUSALS_EVERY_S = 5.0
@@ -119,9 +123,16 @@ class Gateway:
         self.auth = auth
         refs = loop.engine.references
         total_bytes = listen.memory_bytes or default_memory_budget()
+        own_bytes = total_bytes // 2 if listen.ingress else total_bytes  # the other half is for the processes that read requests
+        kept = PredictionStore(own_bytes // CACHE_SHARE)
         self.budget = MemoryBudget(
-            total_bytes // 2 if listen.ingress else total_bytes,  # the other half is for the processes that read requests
-            {"values": lambda: loop.data.held_bytes, "shared": lambda: refs.pool.file_bytes if refs is not None else 0},
+            own_bytes,
+            {
+                "values": lambda: loop.data.held_bytes,
+                "shared": lambda: refs.pool.file_bytes if refs is not None else 0,
+                "cache": lambda: kept.held_bytes,
+            },
+            reclaim=kept.reclaim,
         )
         self.billing = Billing(store, time.time)
         statistics = ModelStatistics()
@@ -132,6 +143,11 @@ class Gateway:
             batch_listeners=(self.billing.on_batch_finished, statistics.on_batch_finished),
         )
         self.targets = TargetRegistry(call_targets(app), self.metrics.outcomes)
+        counters = CacheCounters(lambda: (len(kept), kept.held_bytes))
+        self.metrics.registry.register(counters)
+        cache = PredictionCache(
+            *(loop, kept, self.targets, counters, runtime.state.stateful), tracer.on_answered if tracer is not None else None
+        )
         for observe in (self.metrics.on_event, tracer.on_event if tracer is not None else None, observers.on_event):
             if observe is not None:
                 loop.add_observer(observe)
@@ -154,7 +170,9 @@ class Gateway:
         functions = loop.controller.state.functions
         catalogue = ModelCatalog(self.targets, lambda name: functions[name].spec if name in functions else None)
         self.codecs = codecs = CodecPool()
-        inference = InferenceService(loop, catalogue, self.metrics, statistics, self.process, explain, grace, tracer, codecs)
+        inference = InferenceService(
+            loop, catalogue, self.metrics, statistics, self.process, explain, grace, cache, tracer, codecs
+        )
         refusals = SampledRefusals(loop)
         self.oip = OpenInference(
             inference,
@@ -181,6 +199,7 @@ class Gateway:
             tracer=tracer,
             runs=run_routes,
             codecs=codecs,
+            cache=cache,
         )
         routes |= KernelRoutes(self.targets, call_handler).routes | BufferRoutes(runtime.buffers).routes
         self.router = Router(

@@ -42,6 +42,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
+MAX_CACHE_US = 7 * 86_400_000_000
+"""Longest time a result is kept."""
+
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -60,6 +63,7 @@ class FunctionOptions(TypedDict, total=False):
     max_queue: int
     objective: Objective
     concurrency: int
+    cache: str | None
 
 
 class FunctionDecorator(Protocol):
@@ -141,6 +145,7 @@ class App:
         max_queue: int = 10_000,
         objective: Objective = "",
         concurrency: int = 1,
+        cache: str | None = None,
     ) -> FunctionDecorator | BatchedDecorator:
         """Make a function of a callable, or of a class with `__call__` and, optionally, `load` and `close`.
 
@@ -149,6 +154,8 @@ class App:
         `idempotent=False` says that a request must not be run again, whatever happens to its worker.
         `objective` is what the policy aims at: "deadline", "latency", "cost" or "throughput".
         `concurrency` is for functions that await or yield: one instance serves so many calls at once on its cores.
+        `cache="10m"` keeps results for so long: an equal call of the same tenant gets the one that is there. For functions whose
+        result depends on their inputs alone.
         """
         if bare:
             raise BadValue(f"{user_place()}: @app.function without parentheses", hint="write @app.function()")
@@ -166,9 +173,10 @@ class App:
             "max_queue": max_queue,
             "objective": objective,
             "concurrency": concurrency,
+            "cache": cache,
         }
         _function_spec(
-            batch, slo, cpu, gpu, scale, quota, home, lend, idempotent, max_queue, objective, concurrency
+            batch, slo, cpu, gpu, scale, quota, home, lend, idempotent, max_queue, objective, concurrency, cache
         )  # with the line of the mistake
         return lambda target: self.add_function(target, options)
 
@@ -426,6 +434,7 @@ def _function_spec(
     max_queue: int,
     objective: Objective,
     concurrency: int,
+    cache: str | None = None,
 ) -> tuple[FunctionSpec, bool]:
     """Spec of a function without its name, and whether it has a process of its own on the GPU."""
     if not isinstance(cpu, CPU):
@@ -453,8 +462,22 @@ def _function_spec(
         idempotent=checked_bool(idempotent, "idempotent"),
         max_queue=checked_int(max_queue, "max_queue", 1),
         objective=checked_objective(objective),
+        cache_us=_cache_us(cache, idempotent),
     )
     return spec, isolated
+
+
+def _cache_us(cache: str | None, idempotent: bool) -> int:
+    if cache is None:
+        return 0
+    if not idempotent:
+        raise BadValue(
+            "cache: given beside idempotent=False", hint="a call that must run each time cannot be kept: leave one out"
+        )
+    cache_us = parse_us(cache, "cache")
+    if not 0 < cache_us <= MAX_CACHE_US:
+        raise BadValue(f"cache: {cache!r} is out of range", hint="write a time such as cache='10m', up to '7d'")
+    return cache_us
 
 
 def _slo(slo: SLO | str | None) -> SLO:

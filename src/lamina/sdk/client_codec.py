@@ -64,6 +64,7 @@ class CallKeywords(TypedDict, total=False):
     priority: int
     cost_limit: float
     objective: str
+    fresh: bool
     kind: str
 
 
@@ -75,6 +76,7 @@ class CallOptions:
     priority: int = 0  #: from -10 to 10
     cost_limit: float = 0.0  #: what it may cost; 0: no limit
     objective: str = ""  #: "deadline", "latency", "cost" or "throughput"; "": that of the function
+    fresh: bool = False  #: computed anew, though an earlier result is kept (`cache=` of a function)
     kind: str = ""  #: "functions" or "workflows"; "": either is tried
 
 
@@ -98,6 +100,7 @@ class CallResult:
     cost: float = 0.0
     cold_start_ms: float = 0.0
     retries: int = 0
+    cache: str = ""  #: "hit" or "miss", of a function whose results are kept
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -282,6 +285,8 @@ def call_request(server: ServerAddress, kind: str, name: str, inputs: Inputs, op
         headers["lamina-cost-limit"] = repr(float(_checked_number(options.cost_limit, "cost_limit", 0, math.inf)))
     if options.objective:
         headers["lamina-objective"] = checked_objective(options.objective)
+    if options.fresh:
+        headers["cache-control"] = "no-cache"
     return ClientRequest("POST", f"{server.base}/v1/{kind}/{quote(name, safe='')}", headers, encoding.encode(dict(inputs or {})))
 
 
@@ -331,6 +336,7 @@ def result_of(response: ClientResponse) -> CallResult | LaminaError:
         _number(headers, "lamina-cost"),
         _number(headers, "lamina-cold-start-ms"),
         int(_number(headers, "lamina-retries")),
+        headers.get("lamina-cache", ""),
     )
 
 

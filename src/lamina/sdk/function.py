@@ -83,8 +83,12 @@ class Function(RemoteTarget[P, R]):
         if self.streams:
             if spec.max_batch > 1:
                 raise BadValue(f"{place}: a batched function that yields", hint="leave batch= out: it answers one at a time")
+            if spec.cache_us:
+                raise BadValue(f"{place}: cache= of a function that yields", hint="leave one of them out: pieces are not kept")
             self.spec = replace(self.spec, idempotent=False)  # what was yielded cannot be taken back
         self.incoming = incoming_param(body) if self.is_async else ""  #: parameter for messages that come while it runs
+        if self.incoming and spec.cache_us:
+            raise BadValue(f"{place}: cache= of a function that takes messages while it runs", hint="leave cache= out")
         if self.incoming and self.spec.concurrency == 1:
             at_once = DEFAULT_CONCURRENCY  # it waits for its client most of the time
             self.spec = replace(self.spec, concurrency=at_once, parts=max(1, self.spec.parts // at_once))

@@ -85,12 +85,14 @@ class MemoryBudget:
         *,
         address_share: float = 0.5,
         tenant_share: float = 0.5,
+        reclaim: Callable[[int], int] | None = None,
     ) -> None:
         self.limit_bytes = limit_bytes
         self.address_limit_bytes = int(limit_bytes * address_share)
         self.tenant_limit_bytes = int(limit_bytes * tenant_share)
         self.refusals = {"total": 0, "address": 0, "tenant": 0}  #: by what was used up
         self._sources = dict(sources or {})
+        self._reclaim = reclaim  #: gives back bytes of what is kept to be quicker next time; returns how many
         self._charged: dict[str, int] = {}  #: by layer
         self._addresses: dict[str, int] = {}
         self._tenants: dict[str, int] = {}
@@ -126,6 +128,8 @@ class MemoryBudget:
         )
         for scope, used, most, owner in scopes:
             limit = most if size <= CONNECTION_BYTES else most - most // SMALL_REQUESTS_SHARE
+            if scope == "total" and used + size > limit and self._reclaim is not None:
+                used -= self._reclaim(used + size - limit)
             if used + size > limit:
                 self.refusals[scope] += 1
                 if max(size, whole) > limit:

@@ -25,7 +25,7 @@ PREFLIGHT_S = 600  #: a browser may remember a permission
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}?)\.?(:\d{1,5})?")
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?")
 _EXPOSED = "lamina-call-id, lamina-latency-ms, lamina-queue-ms, lamina-batch, lamina-slice, lamina-cost, lamina-cold-start-ms, "
-_EXPOSED += "lamina-retries, lamina-run-id, location, etag, retry-after"
+_EXPOSED += "lamina-retries, lamina-cache, lamina-run-id, location, etag, retry-after"
 _SAFE = ("GET", "HEAD")
 _FORMS = (b"", b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data")
 """Content types that any page may send without asking first."""

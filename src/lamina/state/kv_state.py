@@ -123,6 +123,7 @@ class StateTable:
         self._deleted: dict[StateKey, None] = {}  #: cells of deleted keys, oldest first
         self._unwritten = 0  #: changes that are not on disk yet
         self._reloading: asyncio.Task[None] | None = None
+        self.stateful: set[str] = set()  #: functions that have read or changed state
         self.unconfirmed: set[str] = set()  #: calls that have read or changed state, and whose answers are to be confirmed
 
     # ------------------------------------------------------------------- opening
@@ -172,6 +173,10 @@ class StateTable:
 
         return unsubscribe
 
+    def mark_stateful(self, function: str) -> None:
+        """Note that a function has read or changed state, wherever that is kept."""
+        self.stateful.add(function)
+
     # ------------------------------------------------------------ reads and commits
 
     def resolve_key(self, function: str, call_id: str, scope: str, key: str) -> StateKey:
@@ -192,6 +197,7 @@ class StateTable:
     ) -> LaminaError | bool:
         """Commit a step's changes. False: something it has read has changed since. An error: its changes are invalid."""
         call_id = step[0]
+        self.stateful.add(function)
         if self.down is not None:
             return self.down
         if ops and self._unwritten >= MAX_UNWRITTEN:

@@ -48,6 +48,7 @@ class RunValues:
         self._own = pool.owner if pool is not None else ""
         self._runs: dict[str, HeldValues] = {}
         self._analyses: dict[str, FlowAnalysis] = {}  #: by name of a flow: of the one that was opened last
+        self._provided: dict[str, bytes] = {}  #: results of calls that did not run
         self.pieces: dict[str, Callable[[bytes], None]] = {}  #: by call: receiver of what its function yields, as it comes
         self._storage = ValueStorage(pool, reader, release)
         self._python_values = PythonValues(self._storage)
@@ -79,12 +80,18 @@ class RunValues:
                 self._storage.free(stored)
         return found
 
+    def provide(self, call_id: str, blob: bytes) -> None:
+        """Give the result of a call that does not run."""
+        self._provided[call_id] = blob
+
     def result(self, call_id: str) -> encoding.Blob:
         """The encoded answer of a run that has ended well."""
         return self._storage.read(self.stored_result(call_id))
 
     def stored_result(self, call_id: str) -> Stored:
         """The result of a run as it is stored: it may be in shared memory, until `close`."""
+        if call_id in self._provided:
+            return self._provided[call_id]
         run = self._runs[call_id]
         if run.asl_run is not None:
             return self._stored(run, self._asl_values.result(run.asl_run))
@@ -99,6 +106,7 @@ class RunValues:
 
     def close(self, call_id: str) -> None:
         self.pieces.pop(call_id, None)
+        self._provided.pop(call_id, None)
         run = self._runs.pop(call_id, None)
         if run is not None:
             self.held_bytes -= run.bytes

@@ -12,7 +12,7 @@ import pytest
 
 from lamina import policies
 from lamina.core.actions import Reject, Reply
-from lamina.gateway.observability.metrics import Metrics
+from lamina.gateway.observability.metrics import CacheCounters, Metrics
 from lamina.policies import new_controller
 from lamina.predict.profile_table import ProfileTable
 
@@ -31,6 +31,7 @@ def existing() -> set[str]:
         "lamina_store_up",
         "lamina_leader_term",
     }  # only there with a store: see gateway/observability/run_metrics.py
+    metrics.registry.register(CacheCounters(lambda: (0, 0)))
     for family in metrics.registry.collect():
         suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(family.type, [""])
         names |= {family.name + suffix for suffix in suffixes}

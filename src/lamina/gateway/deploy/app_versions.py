@@ -60,13 +60,15 @@ class AppVersion(Struct, kw_only=True):
 
     def call_targets(self) -> list[CallTarget]:
         about = {one.name: one for one in self.manifest.about}
-        parts = [("function", spec.name, spec.slo) for spec in self.manifest.functions]
-        parts += [("workflow", flow.name, flow.slo) for flow in self.manifest.flows]
+        parts = [("function", spec.name, spec.slo, spec.cache_us) for spec in self.manifest.functions]
+        parts += [("workflow", flow.name, flow.slo, 0) for flow in self.manifest.flows]
         return [
             CallTarget(
-                name, kind, about[name].params, slo, about[name].doc, self.tenant, about[name].signature, about[name].returns
+                *(name, kind, about[name].params, slo, about[name].doc, self.tenant, about[name].signature, about[name].returns),
+                version=str(self.number),
+                cache_us=cache_us,
             )
-            for kind, name, slo in parts
+            for kind, name, slo, cache_us in parts
         ]
 
     def beside(self) -> AppVersion:

@@ -46,6 +46,7 @@ CALL_HEADERS = (
     b"lamina-priority",
     b"lamina-cost-limit",
     b"lamina-objective",
+    b"cache-control",
 )
 """Headers of a call that matter once its body has been decoded."""
 

@@ -133,6 +133,27 @@ class MemoryGauges(Collector):
         yield refused
 
 
+class CacheCounters(Collector):
+    """Lookups of the prediction cache by result, and what it holds."""
+
+    def __init__(self, held: Callable[[], tuple[int, int]]) -> None:
+        self._held = held  #: entries and bytes
+        self._lookups: dict[tuple[str, str], int] = {}
+
+    def on_lookup(self, target: str, result: str) -> None:
+        """Count a call of a function with a cache: hit, miss, joined (an equal call under way), bypass."""
+        self._lookups[target, result] = self._lookups.get((target, result), 0) + 1
+
+    def collect(self) -> Iterator[Metric]:
+        lookups = CounterMetricFamily("lamina_cache_lookups", "Calls of cached functions", labels=["target", "result"])
+        for labels, count in self._lookups.items():
+            lookups.add_metric(list(labels), count)
+        yield lookups
+        entries, size = self._held()
+        yield GaugeMetricFamily("lamina_cache_entries", "Results that are kept", value=entries)
+        yield GaugeMetricFamily("lamina_cache_bytes", "Bytes of results that are kept", value=size)
+
+
 class TargetCounts(NamedTuple):
     """Calls of a target since the start, by how they ended; rejections by reason."""
 

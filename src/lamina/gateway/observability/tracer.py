@@ -140,6 +140,10 @@ class Tracer:
             elif isinstance(action, _ENDINGS):
                 self._on_call_ended(now_us, action)
 
+    def on_answered(self, now_us: int, reply: Reply) -> None:
+        """End the span of a call that was answered without having run."""
+        self._on_call_ended(now_us, reply)
+
     def _on_batch_finished(self, now_us: int, event: BatchFinished) -> None:
         """Spans of a finished batch."""
         batch = self._batches.pop(event.batch_id, None)
@@ -192,6 +196,7 @@ class Tracer:
                 "lamina.cost": ending.cost,
                 "lamina.cold_us": ending.cold_us,
                 "lamina.retries": ending.retries,
+                **({"lamina.cache": ending.cache} if ending.cache else {}),
             }
         else:
             error = ending.error if isinstance(ending, FailCall) else f"refused: {ending.reason}"

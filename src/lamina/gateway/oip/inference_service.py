@@ -33,6 +33,7 @@ from lamina.gateway.oip.validation import validate_request
 from lamina.gateway.routes.calls import Explain, submit_shadow
 from lamina.gateway.routes.codec_pool import CodecPool
 from lamina.gateway.routes.cold_start_grace import ColdStartGrace
+from lamina.gateway.routes.prediction_cache import PredictionCache
 from lamina.gateway.routes.problems import HttpProblem
 from lamina.server.process_status import ProcessStatus
 from lamina.types import call_for
@@ -63,9 +64,11 @@ class InferenceService:
         process: ProcessStatus,
         explain: Explain,
         cold_start_grace: ColdStartGrace,
+        cache: PredictionCache,
         tracer: Tracer | None = None,
         codecs: CodecPool | None = None,
     ) -> None:
+        self.cache = cache
         self.codecs = codecs
         self.driver = driver
         self.catalogue = catalogue
@@ -137,7 +140,11 @@ class InferenceService:
                 driver.data.pieces[call.id] = partial(pending.on_chunk, sink)
             if target.shadow is not None:
                 inputs = driver.data.copied(inputs)
-            driver.submit(call, inputs, partial(pending.on_row_ended, sink, row))
+            on_end = partial(pending.on_row_ended, sink, row)
+            if target.cache_us:
+                self.cache.submit(target, call, inputs, on_end)
+            else:
+                driver.submit(call, inputs, on_end)
             if target.shadow is not None:
                 submit_shadow(driver, self.metrics, target.shadow, f"{call.id}s", inputs, call.size_bytes)
             if pending.is_finished:  # rejected at once: so would the others be
@@ -194,7 +201,7 @@ class PendingInference:
     def cancel(self) -> None:
         self.is_finished = True
         for call_id in self.call_ids:
-            self._service.driver.cancel(call_id)
+            self._service.cache.cancel(call_id)
 
 
 class _JoinedRows:

@@ -22,6 +22,7 @@ from lamina.gateway.routes.codec_pool import FLAT_BYTES, INLINE_BYTES, CodecPool
 from lamina.gateway.routes.cold_start_grace import ColdStartGrace
 from lamina.gateway.routes.explain import SampledRefusals
 from lamina.gateway.routes.http_codec import DecodedBody, decode_inputs, encode_result, reply_headers, response_parts
+from lamina.gateway.routes.prediction_cache import PredictionCache
 from lamina.gateway.routes.problems import HttpProblem, answered, error_problem, raised_response, respond_problem
 from lamina.gateway.routes.rejection_cache import RejectionCache
 from lamina.gateway.routes.request_options import MIN_PRIORITY, NO_OPTIONS, OPTION_HEADERS, request_options
@@ -51,7 +52,9 @@ class CallHandler:
         tracer: Tracer | None = None,
         runs: RunRoutes | None = None,
         codecs: CodecPool | None = None,
+        cache: PredictionCache,
     ) -> None:
+        self.cache = cache
         self.driver = driver
         self.metrics = metrics
         self.explain = explain
@@ -84,7 +87,7 @@ class CallHandler:
         driver, headers = self.driver, request.headers
         arrived_us = driver.now_us() - self._process.lag_us if decoded is None else decoded.arrived_us
         has_options = not OPTION_HEADERS.isdisjoint(headers)
-        if self.rejections.cached and not has_options:
+        if self.rejections.cached and not has_options and not target.cache_us:  # a result that is kept is no matter of capacity
             rejection = self.rejections.find(target.name, caller.tenant, arrived_us)
             if rejection is not None:
                 self.metrics.on_rejected(target.name, rejection.reason)
@@ -106,7 +109,7 @@ class CallHandler:
             return
         if self._tracer is not None:
             self._tracer.start(call_id, target.name, arrived_us, headers.get(b"traceparent", b""))
-        exchange.on_disconnect = partial(driver.cancel, call_id)
+        exchange.on_disconnect = partial(self.cache.cancel if target.cache_us else driver.cancel, call_id)
         accept = headers.get(b"accept", b"")
         stream = stream_type(accept) if accept and target.kind == "function" else None
         if stream is not None:
@@ -127,7 +130,10 @@ class CallHandler:
         pending = PendingCall(self, call_id, target.name, exchange, caller, arrived_us, accept, has_options)
         if target.shadow is not None:
             inputs = driver.data.copied(inputs)  # a slot of another process belongs to one call
-        driver.submit(call, inputs, pending.on_ended)
+        if target.cache_us:
+            self.cache.submit(target, call, inputs, pending.on_ended, headers)
+        else:
+            driver.submit(call, inputs, pending.on_ended)
         if target.shadow is not None:
             submit_shadow(driver, self.metrics, target.shadow, f"{call_id}s", inputs, call.size_bytes)
 

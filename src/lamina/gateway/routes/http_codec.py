@@ -163,7 +163,7 @@ def reply_headers(reply: Reply) -> bytes:
         f"lamina-call-id: {reply.call_id}\r\nlamina-latency-ms: {reply.latency_us / 1000:.3f}\r\n"
         f"lamina-queue-ms: {reply.queue_us / 1000:.3f}\r\nlamina-batch: {reply.batch}\r\nlamina-slice: {reply.slice}\r\n"
         f"lamina-cost: {reply.cost:.9f}\r\nlamina-cold-start-ms: {reply.cold_us / 1000:.1f}\r\n"
-        f"lamina-retries: {reply.retries}\r\n"
+        f"lamina-retries: {reply.retries}\r\n" + (f"lamina-cache: {reply.cache}\r\n" if reply.cache else "")
     ).encode()
 
 

@@ -13,7 +13,7 @@ OPTION_NAMES = ("lamina-deadline-ms", "lamina-priority", "lamina-cost-limit", "l
 PACKAGE_NAMES = ("lamina-sha256", "lamina-entry", "lamina-traffic")  #: of an upload
 _RESPONSE_NAMES = frozenset(
     f"lamina-{what}"
-    for what in ("call-id", "run-id", "latency-ms", "queue-ms", "batch", "slice", "cost", "cold-start-ms", "retries")
+    for what in ("call-id", "run-id", "latency-ms", "queue-ms", "batch", "slice", "cost", "cold-start-ms", "retries", "cache")
 )
 
 MAX_DEADLINE_MS = 86_400_000.0

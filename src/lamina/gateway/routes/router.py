@@ -235,5 +235,6 @@ def _describe(target: CallTarget) -> dict[str, Any]:
         "kind": target.kind,
         "inputs": [_input(param) for param in target.params],
         "slo_ms": target.slo.latency_us / 1000 or None,
+        **({"cache_s": target.cache_us / 1e6} if target.cache_us else {}),
         "doc": target.doc,
     }

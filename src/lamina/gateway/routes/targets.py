@@ -27,6 +27,8 @@ class CallTarget:
     returns: dict[str, Any] = field(default_factory=dict)  #: JSON Schema of a result, with its own `$defs`; {}: any
     split: TrafficSplit | None = field(default=None, compare=False)  #: versions that share its calls
     shadow: CallTarget | None = field(default=None, compare=False)  #: version that gets a copy of every call
+    version: str = ""  #: of the app it is from
+    cache_us: int = 0  #: how long its results are kept; 0: not at all
 
 
 class TrafficSplit:
@@ -98,7 +100,7 @@ class TargetRegistry:
 
 def call_targets(app: App) -> list[CallTarget]:
     functions = [
-        CallTarget(f.name, "function", f.params, f.spec.slo, f.doc, "", f.signature, f.result_schema)
+        CallTarget(f.name, "function", f.params, f.spec.slo, f.doc, "", f.signature, f.result_schema, cache_us=f.spec.cache_us)
         for f in app.functions.values()
     ]
     workflows = [
