@@ -20,8 +20,12 @@ SRC = Path(__file__).parents[1] / "src" / "lamina"
 LEFT_OUT = ("published", "lab")
 """Baselines and experiments."""
 
-STRICT = ("core", "policies", "predict", "store", "asl", "drivers")
-"""Packages without a single foreign write."""
+NOT_OURS = {
+    "gpu/driver.py": {"self._pages.type", "location.type", "location.id"},
+    "gpu/memory_traffic.py": {"question.metrics[0].id"},
+    "gpu/weights.py": {"tensor.data"},
+}
+"""Writes to objects of libraries whose fields happen to be called like some of ours: structs of CUDA and NVML, torch tensors."""
 
 WRITERS = {
     "functions": "core/rolling_update.py",
@@ -120,14 +124,20 @@ def foreign_writes(module: Module, owners: dict[str, set[str]]) -> list[str]:
     return [
         f"{module.path}:{target.lineno} writes {ast.unparse(target)}, a field of {', '.join(sorted(owners[target.attr])[:3])}"
         for target in writes(module.tree)
-        if not is_self(target.value) and owners.get(target.attr) and module.path not in owners[target.attr]
+        if not is_self(target.value)
+        and owners.get(target.attr)
+        and module.path not in owners[target.attr]
+        and ast.unparse(target) not in NOT_OURS.get(module.path, ())
     ]
 
 
-@pytest.mark.parametrize("package", STRICT)
-def test_a_field_is_assigned_by_the_module_of_its_class_alone(package: str, modules: list[Module], owners: dict[str, set[str]]):
-    found = [module for module in modules if module.path.startswith(f"{package}/")]
-    assert [wrong for module in found for wrong in foreign_writes(module, owners)] == []
+def test_a_field_is_assigned_by_the_module_of_its_class_alone(modules: list[Module], owners: dict[str, set[str]]):
+    assert [wrong for module in modules for wrong in foreign_writes(module, owners)] == []
+
+
+def test_what_is_said_to_be_of_libraries_is_still_written(modules: list[Module]):
+    written = {module.path: {ast.unparse(target) for target in writes(module.tree)} for module in modules}
+    assert {path: names - written[path] for path, names in NOT_OURS.items() if names - written[path]} == {}
 
 
 def test_fields_of_the_core_are_assigned_in_the_core_alone(modules: list[Module]):

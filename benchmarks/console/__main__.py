@@ -35,7 +35,8 @@ class Sink:
 
     def __init__(self) -> None:
         self.bytes = 0
-        self.on_disconnect: Callable[[], None] | None = None
+
+    def when_disconnected(self, callback: Callable[[], None]) -> None: ...
 
     def start_stream(self, *_: object) -> None: ...
 

@@ -31,6 +31,9 @@ class LaminaError(Exception):
         self.message = message
         self.hint = hint
 
+    def add_hint(self, more: str) -> None:
+        self.hint = f"{self.hint}; {more}" if self.hint else more
+
     def __str__(self) -> str:
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
 

@@ -304,7 +304,7 @@ def test_a_disconnect_of_one_pipelined_request_is_told_to_all() -> None:
                 raise Injected("here")
 
             for told_of in (fail, lambda: told.append(1)):
-                connection._start_exchange(True, False, 0).on_disconnect = told_of
+                connection._start_exchange(True, False, 0).when_disconnected(told_of)
             connection.connection_lost(None)
             assert told == [1]
 

@@ -185,7 +185,7 @@ def test_the_id_of_every_mistake_is_in_the_log_too(
 
 def test_strangers_cannot_fill_the_log() -> None:
     few = RateLimiter(per_s=0, burst=10)
-    assert [sum(few.try_acquire() for _ in range(1_000)), few.suppressed] == [10, 990]
+    assert [sum(few.try_acquire() for _ in range(1_000)), few.take_suppressed()] == [10, 990]
 
 
 # --------------------------------------------------------------------------- T6

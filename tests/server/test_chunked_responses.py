@@ -143,7 +143,7 @@ def test_a_client_that_leaves_is_told_of_once_and_pieces_go_nowhere() -> None:
     async def script(port: int, server: HttpServer) -> None:
         _, writer = await asked(port, exchanges, request("GET", "/"))
         exchange = exchanges[0]
-        exchange.on_disconnect = lambda: gone.append(1)
+        exchange.when_disconnected(lambda: gone.append(1))
         exchange.start_stream(200, EVENTS)
         exchange.send_chunk(b"one")
         await hang_up(writer)
@@ -181,7 +181,7 @@ def test_a_reader_that_takes_nothing_is_cut_off_at_the_limit() -> None:
         _, writer = await asked(port, exchanges, request("GET", "/"))
         writer.transport.pause_reading()
         exchange = exchanges[0]
-        exchange.on_disconnect = lambda: gone.append(1)
+        exchange.when_disconnected(lambda: gone.append(1))
         exchange.start_stream(200, EVENTS)
         pieces = 0
         while not gone and pieces < 1_000:

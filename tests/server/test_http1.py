@@ -326,7 +326,7 @@ def test_a_client_that_leaves_is_noticed_once() -> None:
     gone: list[str] = []
 
     def handler(request: HttpRequest, exchange: Exchange) -> None:
-        exchange.on_disconnect = lambda: gone.append("gone")
+        exchange.when_disconnected(lambda: gone.append("gone"))
 
     async def script(port: int, _server: HttpServer) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -46,11 +46,8 @@ class EmulatedValues(RunValues):
 
     def resolve(self, question: ResolveData, first_scope: int) -> DataResolved:
         node = self.node(question)
-        chance = self._world.rng
-        if self._runs[question.call_id].durable:
-            self._world.rng = seeded_random(question)
-        value = self._world.resolve_data(node, question.stage)
-        self._world.rng = chance
+        rng = seeded_random(question) if self._runs[question.call_id].durable else None
+        value = self._world.resolve_data(node, question.stage, rng)
         if question.stage == "begin" and isinstance(node, Each | Parallel):
             value = len(node.branches) if isinstance(node, Parallel) else value
             self.make_item_scopes(question, [_NULL] * value, first_scope)

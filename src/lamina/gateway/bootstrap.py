@@ -24,8 +24,9 @@ from lamina.gateway.auth import Authenticator, sync_tenant_limits
 from lamina.gateway.auth import check_host as check_host
 from lamina.gateway.ingress.supervisor import IngressSupervisor
 from lamina.gateway.observability.billing import Billing
+from lamina.gateway.observability.gauges import CacheCounters, MemoryGauges, RunGauges
 from lamina.gateway.observability.logs import RefusalLog
-from lamina.gateway.observability.metrics import CacheCounters, MemoryGauges, Metrics, RunGauges
+from lamina.gateway.observability.metrics import Metrics
 from lamina.gateway.observability.tracer import Tracer, attach_call_context
 from lamina.gateway.oip.inference_service import InferenceService
 from lamina.gateway.oip.model_catalog import ModelCatalog
@@ -135,13 +136,13 @@ class Gateway:
             reclaim=kept.reclaim,
         )
         self.billing = Billing(store, time.time)
-        statistics = ModelStatistics()
         self.metrics = Metrics(
             loop.controller,
             last_decision_us=lambda: loop.decision_us,
             call_listeners=(*observers.on_call_ended, self.billing.on_call_ended),
-            batch_listeners=(self.billing.on_batch_finished, statistics.on_batch_finished),
+            batch_listeners=(self.billing.on_batch_finished,),
         )
+        statistics = ModelStatistics(self.metrics.batches_by_size)
         self.targets = TargetRegistry(call_targets(app), self.metrics.outcomes)
         counters = CacheCounters(lambda: (len(kept), kept.held_bytes))
         self.metrics.registry.register(counters)

@@ -355,13 +355,12 @@ class CudaRuntime:
             stream.synchronize()
             self._capture(plan, block, stream, work_sm_us // slice_.sms)
         if not buffers.is_ready:
-            buffers.is_ready = True
             parts = plan.outputs if isinstance(plan.outputs, tuple | list) else (plan.outputs,)
             first = self._staging(plan)
             count = READY_BYTES // max(1, sum(int(pinned.nbytes) for pinned, _ in first))
             more = max(READY_BUFFERS[0], min(READY_BUFFERS[1], count)) - 1
-            buffers.staging += [first, *(self._staging(plan) for _ in range(more))]
-            buffers.landing += [self._landing(plan, parts) for _ in range(more + 1)]
+            staging = [first, *(self._staging(plan) for _ in range(more))]
+            buffers.fill(staging, [self._landing(plan, parts) for _ in range(more + 1)])
         return plan
 
     @contextmanager

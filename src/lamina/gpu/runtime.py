@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -72,6 +72,12 @@ class PinnedBuffers:
     staging: list[Any] = field(default_factory=list)  #: for inputs
     landing: list[Any] = field(default_factory=list)  #: for results
     is_ready: bool = False  #: some were made in advance
+
+    def fill(self, staging: Iterable[Any], landing: Iterable[Any]) -> None:
+        """Add buffers that were made in advance."""
+        self.is_ready = True
+        self.staging += staging
+        self.landing += landing
 
 
 class GraphPlan(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 from msgspec import Struct
@@ -34,6 +35,7 @@ class Param(Struct, frozen=True):
 
 
 Params = Sequence[Param]
+_NAME = attrgetter("name")
 
 
 def params_of(target: Callable[..., Any], place: str) -> tuple[Param, ...]:
@@ -69,7 +71,7 @@ def bind(params: Params, body: Any = NOTHING) -> dict[str, Any]:
         return bind_named(params, {})
     sole = sole_param(params)
     if isinstance(body, Mapping):
-        names = {param.name for param in params}
+        names = set(map(_NAME, params))
         is_named = body.keys() == names if len(params) == 1 else not names.isdisjoint(body)
         is_named = is_named or not (body or (sole and sole.required))
         if sole is None or is_named or not _takes_objects(sole, len(params) == 1):
@@ -83,8 +85,13 @@ def bind(params: Params, body: Any = NOTHING) -> dict[str, Any]:
 
 def sole_param(params: Params) -> Param | None:
     """The parameter that a bare value is for; None if several are required."""
-    required = [param for param in params if param.required]
-    return required[0] if len(required) == 1 else params[0] if params and not required else None
+    sole = None
+    for param in params:
+        if param.required:
+            if sole is not None:
+                return None
+            sole = param
+    return sole or (params[0] if params else None)
 
 
 def _takes_objects(param: Param, alone: bool) -> bool:
@@ -96,17 +103,18 @@ def _takes_objects(param: Param, alone: bool) -> bool:
 
 def bind_named(params: Params, inputs: Mapping[Any, Any]) -> dict[str, Any]:
     """Bind named inputs: all must be known, and none that is required may be missing."""
-    known = {param.name for param in params}
-    for name in inputs:
-        if name not in known:
-            hint = did_you_mean(str(name), known, f"there is {_names(params)}" if params else "it takes no input")
-            raise BadValue(f"unknown parameter {name!r}", hint=hint)
-    bound = {}
+    bound, missing = {}, None
     for param in params:
         if param.name in inputs:
             bound[param.name] = inputs[param.name]
         elif param.required:
-            raise BadValue(f"missing parameter {param.name!r}", hint=f"give {_names(params)}")
+            missing = missing or param
+    if len(bound) < len(inputs):
+        name = next(name for name in inputs if name not in bound)
+        hint = did_you_mean(str(name), map(_NAME, params), f"there is {_names(params)}" if params else "it takes no input")
+        raise BadValue(f"unknown parameter {name!r}", hint=hint)
+    if missing is not None:
+        raise BadValue(f"missing parameter {missing.name!r}", hint=f"give {_names(params)}")
     return bound
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,6 +14,8 @@ from lamina.server.memory_budget import RETRY_S
 if TYPE_CHECKING:
     from lamina.server.http1 import HttpConnection
     from lamina.server.memory_budget import MemoryCharge
+
+log = logging.getLogger("lamina")
 
 LARGE_RESPONSE_BYTES = 2**20
 """From here on a response must find room in the memory budget: its client may take it as slowly as it likes."""
@@ -50,12 +53,12 @@ class Exchange:
     __slots__ = (
         "_connection",
         "_headers",
+        "_on_disconnect",
         "charge",
         "head_only",
         "is_streaming",
         "keep_alive",
         "large_body",
-        "on_disconnect",
         "response",
     )
 
@@ -70,7 +73,7 @@ class Exchange:
         self.response: bytes | None = None  #: what is to be sent and is not yet
         self.large_body = b""  #: and follows it, uncopied
         self.is_streaming = False  #: more of it follows
-        self.on_disconnect: Callable[[], None] | None = None  #: the client left before the answer
+        self._on_disconnect: Callable[[], None] | None = None
 
     def add_headers(self, lines: bytes) -> None:
         """Add whole header lines, each ending in CRLF, to the response."""
@@ -82,11 +85,25 @@ class Exchange:
             self.charge.release()
             self.charge = None
 
+    def when_disconnected(self, callback: Callable[[], None]) -> None:
+        """What to call, once, if the client leaves before it has its whole answer; the last one given counts."""
+        self._on_disconnect = callback
+
+    def disconnect(self) -> None:
+        """The client has left."""
+        self.release()
+        left, self._on_disconnect = self._on_disconnect, None
+        if left is not None:
+            try:
+                left()
+            except Exception:  # of pipelined requests there are several
+                log.exception("a call whose client has left could not be cancelled")
+
     def respond(self, status: int, body: bytes = b"", content_type: bytes = b"application/json", extra: bytes = b"") -> None:
         """Send the response. `extra` is whole header lines, each ending in CRLF. A second response is ignored."""
         if self.response is not None:
             return
-        self.on_disconnect = None
+        self._on_disconnect = None
         connection = self._connection
         if len(body) > LARGE_RESPONSE_BYTES:
             refused = connection.check_response(len(body) - (self.charge.size if self.charge is not None else 0))
@@ -136,6 +153,10 @@ class Exchange:
             self._connection.flush_responses()
             self._connection.limit_unsent(len(self.response))
 
+    def take_sent(self) -> None:
+        """What there was of a stream is written; more of it follows."""
+        self.response = b""
+
     @property
     def unsent_bytes(self) -> int:
         """Of a stream: what its client has yet to take."""
@@ -145,6 +166,6 @@ class Exchange:
     def end_stream(self) -> None:
         if self.is_streaming:
             self.is_streaming = False
-            self.on_disconnect = None
+            self._on_disconnect = None
             self.response = (self.response or b"") + (b"0\r\n\r\n" if self.keep_alive else b"")
             self._connection.flush_responses()

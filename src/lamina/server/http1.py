@@ -139,13 +139,7 @@ class HttpConnection(asyncio.Protocol):
         self.server.remove(self)
         self.server.read_turns.leave(self)
         for exchange in self._exchanges:
-            exchange.release()
-            if exchange.on_disconnect is not None:
-                gone, exchange.on_disconnect = exchange.on_disconnect, None
-                try:
-                    gone()
-                except Exception:  # of pipelined requests there are several
-                    log.exception("a call whose client has left could not be cancelled")
+            exchange.disconnect()
         self._exchanges.clear()
         for charge in (self._charge, self._body_charge, self._unsent_charge):
             if charge is not None:
@@ -366,7 +360,7 @@ class HttpConnection(asyncio.Protocol):
             if exchange.large_body:
                 writer.write(exchange.large_body)
             if exchange.is_streaming:
-                exchange.response = b""
+                exchange.take_sent()
                 return
             self._exchanges.popleft()
             if exchange.charge is not None:

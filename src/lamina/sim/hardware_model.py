@@ -77,18 +77,19 @@ class HardwareModel:
     def load_us(self, function: str, kind: str) -> int:
         return round(self.table.load_us(function, kind) * self._noise_ratio(self.load_noise if self.noise else 0.0))
 
-    def resolve_data(self, node: Node, stage: str = "begin") -> int:
-        """Draw an answer to a question about data: the number of items about `expect`, the branch by its odds."""
+    def resolve_data(self, node: Node, stage: str = "begin", rng: random.Random | None = None) -> int:
+        """Draw an answer to a question about data: the number of items about `expect`, the branch by its odds. From `rng`, for an
+        answer that must be the same again."""
         if stage != "begin":
             return 0
         if isinstance(node, Each):
-            return self._item_count(node.expected_items)
+            return self._item_count(node.expected_items, rng or self.rng)
         if isinstance(node, Wait):
             return node.duration_us
         if not isinstance(node, Choice):
             return 0
         odds = node.odds or (1.0,) * len(node.branches)
-        return self.rng.choices(range(len(node.branches)), odds)[0]
+        return (rng or self.rng).choices(range(len(node.branches)), odds)[0]
 
     def _draw_ratio(self, spread: list[float]) -> float:
         """As the runs of its profile were: seldom far off and mostly close is not the same as always a little off."""
@@ -99,14 +100,14 @@ class HardwareModel:
     def _noise_ratio(self, sigma: float) -> float:
         return math.exp(sigma * self.rng.gauss(0.0, 1.0)) if sigma else 1.0
 
-    def _item_count(self, mean: float) -> int:
+    def _item_count(self, mean: float, rng: random.Random) -> int:
         """`mean` on average: at least one and Poisson above that, or now and then one if that is too many."""
         if mean < 1:
-            return int(self.rng.random() < mean)
+            return int(rng.random() < mean)
         if mean > 500:  # the product below would run out of digits; by now the bell curve is as good
-            return max(1, round(self.rng.gauss(mean, math.sqrt(mean - 1))))
-        limit, count, product = math.exp(1 - mean), 0, self.rng.random()
+            return max(1, round(rng.gauss(mean, math.sqrt(mean - 1))))
+        limit, count, product = math.exp(1 - mean), 0, rng.random()
         while product > limit:
             count += 1
-            product *= self.rng.random()
+            product *= rng.random()
         return 1 + count

@@ -49,11 +49,11 @@ def random_stream(seed: int, name: str) -> random.Random:
     return random.Random(f"{seed}/{name}")
 
 
-def build_controller(scenario: Scenario) -> Controller:
+def build_controller(scenario: Scenario, *, explain: bool = False) -> Controller:
     """A fresh controller as this scenario wants it: policy and predictor, and nothing deployed yet."""
     table = ProfileTable(list(scenario.profiles), scenario.margin, scenario.interference)
     predictor: Predictor = Online(table) if scenario.predictor == "online" else table
-    return new_controller(policies.build(scenario.policy, scenario.options), predictor)
+    return new_controller(policies.build(scenario.policy, scenario.options), predictor, explain=explain)
 
 
 def setup_events(scenario: Scenario) -> list[Event]:
@@ -104,8 +104,7 @@ def run(
     With `decisions`, the time the controller takes for an event is part of the simulation; else it decides in no time.
     """
     scenario = _with_overrides(scenario, policy, options, seed, calls)
-    controller = build_controller(scenario)
-    controller.explain = explain
+    controller = build_controller(scenario, explain=explain)
     executor = build_executor(scenario, controller)
     report = Report(_slos(scenario), progress)
     clients = ClosedLoopClients(_loads(scenario), scenario.duration_us)

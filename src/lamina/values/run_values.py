@@ -152,7 +152,7 @@ class RunValues:
             raise ValuesExhausted(f"no room for {size} bytes: the values of runs in flight have {self.held_bytes}")
         if isinstance(value, ShmRef):
             run.slots.append(value)
-        run.bytes += size
+        run.count(size)
         self.held_bytes += size
         self._put(run, job.scope, job.node, value)
 

@@ -104,6 +104,9 @@ class HeldValues:
     durable: bool
     bytes: int = 0  #: held inline and in slots of other processes; slots of our own pool are counted there
 
+    def count(self, size: int) -> None:
+        self.bytes += size
+
     def make_scopes(self, scope: ValueScope, node: Node, first_scope: int, items: Sequence[Stored | None]) -> list[ValueScope]:
         """Add scopes for the items of a map or the branches of a parallel, numbered from `first_scope`."""
         inner = scope.analysis.inner(node)

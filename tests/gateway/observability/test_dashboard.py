@@ -12,7 +12,8 @@ import pytest
 
 from lamina import policies
 from lamina.core.actions import Reject, Reply
-from lamina.gateway.observability.metrics import CacheCounters, Metrics
+from lamina.gateway.observability.gauges import CacheCounters
+from lamina.gateway.observability.metrics import Metrics
 from lamina.policies import new_controller
 from lamina.predict.profile_table import ProfileTable
 

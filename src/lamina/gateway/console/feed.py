@@ -96,7 +96,7 @@ class EventFeed:
         if not is_known or self._recorder.sequence - sequence > MAX_BLOCKS:
             exchange.send_chunk(self._encode("gap", {"now": self._driver.now_us()}, max(0, sequence)))
         self._viewers[exchange] = FeedViewer(exchange, max(0, sequence))
-        exchange.on_disconnect = lambda: self._leave(exchange)
+        exchange.when_disconnected(lambda: self._leave(exchange))
         if self._unsubscribe is None:
             self._recorder.pack()
             self._unsubscribe = self._recorder.subscribe(self._fresh.extend)

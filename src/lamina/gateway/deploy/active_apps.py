@@ -50,6 +50,13 @@ class ActiveApps:
         targets.add_optional(lambda: {name for rollout in self.rollouts.values() for name in rollout.scaled_up})
         targets.add_optional(lambda: {name for more in self.beside.values() for one in more.values() for name in one.names})
 
+    def restore_overrides(self, overrides: dict[str, FunctionOverrides]) -> None:
+        """Those that the store has, after a restart."""
+        self.overrides = overrides
+
+    def set_override(self, function: str, given: FunctionOverrides) -> None:
+        self.overrides[function] = given
+
     # ------------------------------------------------------------------ permissions
 
     def visible_to(self, grant: Grant) -> list[AppVersion]:

@@ -19,7 +19,7 @@ from lamina.access.admin_service import AdminService
 from lamina.access.authorization import UNKNOWN_ROUTE, Grant, RouteMap
 from lamina.access.records import Identity
 from lamina.cluster.cluster_engine import ClusterEngine
-from lamina.errors import BadValue, LaminaError, NotFound, Refused, Unauthorized
+from lamina.errors import BadValue, LaminaError, NotFound, Unauthorized
 from lamina.gateway.auth import Authenticator
 from lamina.gateway.deploy.deployments import Deployments
 from lamina.gateway.observability.function_logs import FunctionLogs
@@ -167,10 +167,7 @@ class AdminRoutes:
             respond_problem(exchange, problem)
 
     def _problem(self, exchange: Exchange, error: LaminaError) -> None:
-        problem = error_problem(error)
-        if isinstance(error, Refused):
-            problem.reason, problem.retry_after_s = error.reason, error.retry_after_s
-        respond_problem(exchange, problem)
+        respond_problem(exchange, error_problem(error))
 
     async def stop(self) -> None:
         for task in list(self._tasks):

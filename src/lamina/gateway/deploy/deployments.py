@@ -75,7 +75,7 @@ class Deployments:
         """After a restart: serve what was deployed. What cannot be served is left out, and logged."""
         stage = self.active
         await self._isolation.try_walls()
-        stage.overrides = await self._access.read(overrides.load_all)
+        stage.restore_overrides(await self._access.read(overrides.load_all))
         for app, number in (await self._access.read(app_versions.current)).items():
             if number:
                 try:
@@ -170,12 +170,12 @@ class Deployments:
             spec = next(one for one in owner.function_specs(stage.overrides) if one.name == function)
             before = stage.overrides.get(function, FunctionOverrides())
             after = before.updated(spec, given, stage.devices)
-            stage.overrides[function] = after
+            stage.set_override(function, after)
             try:
                 self._check(owner)
                 stage.activate(owner)
             except BaseException:
-                stage.overrides[function] = before
+                stage.set_override(function, before)
                 raise
             now_us = self._access.now_us()
             note = msgspec.json.encode(given).decode()

@@ -140,7 +140,7 @@ class IngressHttpHandler:
             self._send_call(request, exchange, at_us, decode_inputs(request, params))
             return
         gone: list[bool] = []
-        exchange.on_disconnect = lambda: gone.append(True)
+        exchange.when_disconnected(lambda: gone.append(True))
 
         def then(inputs: dict[str, bytes] | LaminaError) -> None:
             if gone:
@@ -159,14 +159,14 @@ class IngressHttpHandler:
         inputs = {name: link.store_payload(blob) for name, blob in blobs.items()}
         head = link.call_head(request.path, request.headers)
         number = link.register(self._http_reply(exchange, request.header(b"accept")))
-        exchange.on_disconnect = link.canceller(number)
+        exchange.when_disconnected(link.canceller(number))
         link.send(CallRequest(number, head, at_us, len(request.body), inputs))
 
     def _forward(self, request: HttpRequest, exchange: Exchange) -> None:
         link = self._link
         head = link.full_head(request)
         number = link.register(self._http_reply(exchange, request.header(b"accept")))
-        exchange.on_disconnect = link.canceller(number)
+        exchange.when_disconnected(link.canceller(number))
         link.send(ForwardedRequest(number, head, link.store_payload(request.body)))
 
     def _http_reply(self, exchange: Exchange, accept: bytes) -> OnReply:

@@ -76,7 +76,7 @@ class RemoteReply(Exchange):
         self.head_only = False
         self.response = None
         self.is_streaming = is_streaming
-        self.on_disconnect = None
+        self._on_disconnect = None
         self._number = number
         self._session = session
         session.pending[number] = self
@@ -141,7 +141,7 @@ class RemoteReply(Exchange):
     # ---------------------------------------------------------------------- the end
 
     def on_client_gone(self) -> None:
-        left, self.on_disconnect = self.on_disconnect, None
+        left, self._on_disconnect = self._on_disconnect, None
         self.response = b""
         self.is_streaming = False
         if left is not None:
@@ -150,7 +150,7 @@ class RemoteReply(Exchange):
     def _finish(self) -> None:
         self.response = b""
         self.is_streaming = False
-        self.on_disconnect = None
+        self._on_disconnect = None
         self._session.pending.pop(self._number, None)
 
 
@@ -237,7 +237,7 @@ class IngressSession:
             request = InferenceRequest(model, (), (), message.timeout_us, message.priority, caller, trace)
             pending = PendingInference(inference, request, len(rows), is_streamed=message.is_streamed)
             reply = RemoteReply(self, message.number, is_streaming=message.is_streamed)
-            reply.on_disconnect = pending.cancel
+            reply.when_disconnected(pending.cancel)
             inference.submit(pending, reply, rows, message.size, self._driver.from_clock_us(message.at_us))
             submitted = len(pending.call_ids)
         except LaminaError as error:
@@ -265,8 +265,8 @@ class IngressSession:
             cancel = methods.stream(request, context, reply.send_message, lambda *, failed=False: reply.end_stream())
         else:
             cancel = methods.unary(message.method, request, context, reply.send_message)
-        if message.number in self.pending:
-            reply.on_disconnect = cancel
+        if cancel is not None and message.number in self.pending:
+            reply.when_disconnected(cancel)
 
     def _on_head_check(self, message: HeadCheckRequest) -> None:
         def then(found: str | LaminaError) -> None:

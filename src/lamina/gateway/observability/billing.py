@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from lamina.access.authorization import Grant
 from lamina.core.actions import FailCall, Reply
@@ -22,15 +23,38 @@ from lamina.gateway.observability.rolling_stats import BatchUsage
 from lamina.gateway.routes.http_codec import parse_query
 from lamina.gateway.routes.problems import answered, error_problem, respond_problem
 from lamina.server.exchange import Exchange, HttpRequest
-from lamina.store import bills
+from lamina.store import kv
 from lamina.store.base import Session, Store
-from lamina.store.bills import BillKey, BillTotals
 
 EVERY_S = 5.0
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}\Z")
 _BY = ("day", "tenant", "target")
 _BY_FUNCTION = ("day", "function")
 _FIELD = {"function": "target"}
+
+CALLS, STEPS = "bill", "bill-steps"
+"""Two scopes: calls by tenant and target, and steps by function, whatever they were part of."""
+
+
+class BillKey(Struct, frozen=True, order=True):
+    day: str  #: 2026-05-17, in UTC
+    tenant: str
+    target: str
+
+    def text(self) -> str:
+        return "/".join((self.day, self.tenant, self.target))
+
+
+class BillTotals(Struct):
+    calls: int = 0  #: answered ones; of a function, jobs
+    met: int = 0
+    refused: int = 0
+    failed: int = 0
+    cost: float = 0.0
+
+    def add(self, other: BillTotals) -> None:
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 class Billing:
@@ -40,7 +64,7 @@ class Billing:
         self.routes: dict[str, Callable[..., None]] = {"GET /v1/bill": self._show}
         self._store = store
         self._wall_s = wall_s
-        self._unsaved: dict[str, dict[BillKey, BillTotals]] = {bills.CALLS: {}, bills.STEPS: {}}
+        self._unsaved: dict[str, dict[BillKey, BillTotals]] = {CALLS: {}, STEPS: {}}
         self._day = ""
         self._day_ends_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -49,7 +73,7 @@ class Billing:
         if self._wall_s() >= self._day_ends_s:
             self._start_day()
         key = BillKey(self._day, tenant, target)
-        spent = self._unsaved[bills.CALLS].get(key) or self._open_account(bills.CALLS, key)
+        spent = self._unsaved[CALLS].get(key) or self._open_account(CALLS, key)
         if type(ending) is Reply:
             spent.calls += 1
             spent.met += not ending.late
@@ -63,7 +87,7 @@ class Billing:
         if self._wall_s() >= self._day_ends_s:
             self._start_day()
         key = BillKey(self._day, "", usage.function)
-        spent = self._unsaved[bills.STEPS].get(key) or self._open_account(bills.STEPS, key)
+        spent = self._unsaved[STEPS].get(key) or self._open_account(STEPS, key)
         spent.calls += usage.jobs
         spent.cost += cost
 
@@ -93,7 +117,7 @@ class Billing:
             self._timer.cancel()
             self._timer = None
         store = self._store
-        if store is None or not (store.exists or any(key.tenant for key in self._unsaved[bills.CALLS])):
+        if store is None or not (store.exists or any(key.tenant for key in self._unsaved[CALLS])):
             return
         for book, unsaved in self._unsaved.items():
             if unsaved:
@@ -109,7 +133,7 @@ class Billing:
                     self._unsaved[book].setdefault(key, BillTotals()).add(spent)
                 self._start_timer()
 
-        store.write(lambda db: bills.add(db, book, fresh, now_us), done)
+        store.write(lambda db: _add(db, book, fresh, now_us), done)
 
     # ---------------------------------------------------------------------- asking
 
@@ -118,12 +142,12 @@ class Billing:
         today = datetime.fromtimestamp(self._wall_s(), UTC).strftime("%Y-%m-%d")
         first, last = _day(query, "from", today[:8] + "01"), _day(query, "to", today)
         by = [part for part in query.get("by", "tenant,target").split(",") if part]
-        book, known = (bills.STEPS, _BY_FUNCTION) if "function" in by else (bills.CALLS, _BY)
+        book, known = (STEPS, _BY_FUNCTION) if "function" in by else (CALLS, _BY)
         for part in by:
             if part not in known:
                 hint = f"by {', '.join(_BY)}; or by {' and '.join(_BY_FUNCTION)}"
                 raise BadValue(f"by: {part[:40]!r} is none of {', '.join(known)}", hint=hint)
-        if book == bills.STEPS and not grant.sees(""):  # functions are billed without tenants
+        if book == STEPS and not grant.sees(""):  # functions are billed without tenants
             raise Forbidden("functions are billed over all tenants, for the operator of the server", hint="by=tenant,target")
         tenant = grant.tenant or None  # a tenant sees its own rows only
 
@@ -136,7 +160,7 @@ class Billing:
             exchange.respond(200, msgspec.json.encode({"from": first, "to": last, "by": by, "rows": rows}))
 
         def work(db: Session) -> list[tuple[BillKey, BillTotals]]:
-            return bills.read(db, book, first, last, tenant)
+            return _read(db, book, first, last, tenant)
 
         if self._store is not None and self._store.exists:
             self._store.read(work, answered(exchange, answer))
@@ -159,3 +183,28 @@ def _grouped(pairs: list[tuple[BillKey, BillTotals]], by: list[str]) -> list[dic
         {**dict(zip(by, names, strict=True)), **msgspec.structs.asdict(spent)}
         for names, spent in sorted(totals.items(), key=lambda e: e[0])
     ]
+
+
+def _add(db: Session, scope: str, spent: dict[BillKey, BillTotals], now_us: int) -> None:
+    for key, more in spent.items():
+        found = kv.get(db, scope, key.text())
+        total = msgspec.json.decode(found.value, type=BillTotals) if found else BillTotals()
+        total.add(more)
+        kv.put(db, scope, key.text(), "spent", msgspec.json.encode(total), now_us)
+
+
+def _read(db: Session, scope: str, first: str, last: str, tenant: str | None = None) -> list[tuple[BillKey, BillTotals]]:
+    """Totals of the days from `first` to `last`, both included; of one tenant, or of all."""
+    found: list[tuple[BillKey, BillTotals]] = []
+    after = first
+    while True:
+        page = kv.entries(db, scope, after=after, limit=1_000)
+        for entry in page:
+            key = BillKey(*entry.key.split("/", 2))
+            if key.day > last:
+                return found
+            if tenant is None or key.tenant == tenant:
+                found.append((key, msgspec.json.decode(entry.value, type=BillTotals)))
+        if len(page) < 1_000:
+            return found
+        after = page[-1].key

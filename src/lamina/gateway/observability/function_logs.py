@@ -68,7 +68,7 @@ class FunctionLogs:
             exchange.end_stream()
             return
         self._followers[exchange] = wants
-        exchange.on_disconnect = lambda: self._followers.pop(exchange, None) and None
+        exchange.when_disconnected(lambda: self._followers.pop(exchange, None) and None)
 
     def stop(self) -> None:
         for exchange in list(self._followers):

@@ -110,9 +110,8 @@ def log_rejection(problem: HttpProblem) -> None:
     text = problem.detail[:200]
     if not text.isprintable():
         text = "".join(char if char.isprintable() else "?" for char in text)
-    if _line_limiter.suppressed:
-        text += f" ({_line_limiter.suppressed} more since the last line)"
-        _line_limiter.suppressed = 0
+    if suppressed := _line_limiter.take_suppressed():
+        text += f" ({suppressed} more since the last line)"
     requests.info("%s %d %s: %s", problem.id, problem.status, problem.code, text, extra=extra)
 
 

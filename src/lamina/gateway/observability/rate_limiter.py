@@ -15,12 +15,17 @@ class RateLimiter:
 
     def __init__(self, per_s: float = PER_S, burst: int = BURST) -> None:
         self._bucket = TokenBucket(per_s / 1e6, burst, burst, monotonic_ns() // 1000)
-        self.suppressed = 0  #: since the last one that was let through
+        self._suppressed = 0
+
+    def take_suppressed(self) -> int:
+        """How many were suppressed since this was last asked."""
+        suppressed, self._suppressed = self._suppressed, 0
+        return suppressed
 
     def try_acquire(self) -> bool:
         now_us = monotonic_ns() // 1000
         if self._bucket.level(now_us) < 1:
-            self.suppressed += 1
+            self._suppressed += 1
             return False
         self._bucket.charge(now_us, 1)
         return True

@@ -63,7 +63,6 @@ class RollingStats:
         self._running: dict[int, _Batch] = {}
         self._followers: dict[int, _Batch] = {}  #: booked ones, by the batch whose slice they take over
         self._replies: dict[str, Replies] = {}
-        self.now_us = 0  #: when anything happened last
 
     def on_batch_started(self, now_us: int, action: StartBatch) -> None:
         units = action.mask.bit_count()

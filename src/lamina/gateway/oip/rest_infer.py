@@ -135,7 +135,7 @@ def _infer(
     wanted = InferenceRequest(model, body.inputs, body.requested_outputs, timeout_us, priority, caller, trace)
     cancel = backend.infer(wanted, on_response)
     if exchange.response is None:
-        exchange.on_disconnect = cancel
+        exchange.when_disconnected(cancel)
 
 
 def handle_generate(
@@ -192,7 +192,7 @@ def handle_generate(
 
     cancel = backend.infer(wanted, on_response, on_chunk if in_pieces and model.signature.streams else None)
     if exchange.response is None or exchange.is_streaming:
-        exchange.on_disconnect = cancel
+        exchange.when_disconnected(cancel)
 
 
 def _input_tensor(model: ServedModel, name: str, value: Any) -> InputTensor:

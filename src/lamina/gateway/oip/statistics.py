@@ -1,13 +1,16 @@
-"""Statistics by model, as the protocol's statistics extension has them. Times are nanoseconds there, and here."""
+"""Statistics by model, as the protocol's statistics extension has them. Times are nanoseconds there, and here.
+
+Requests are counted here, batches of whatever protocol in the metrics.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from lamina.core.actions import Reply
-from lamina.gateway.observability.rolling_stats import BatchUsage
 from lamina.gateway.oip.model_catalog import ServedModel
 
 _EMPTY = {"count": 0, "ns": 0}
@@ -42,10 +45,10 @@ class _ModelCounts:
 
 @dataclass(slots=True)
 class ModelStatistics:
-    """Counts and times of all models."""
+    """Counts and times of all models. `batches_by_size` says of a function: batches, and microseconds, by number of jobs."""
 
+    batches_by_size: Callable[[str], dict[int, tuple[int, int]]]
     _models: dict[tuple[str, str], _ModelCounts] = field(default_factory=dict)
-    _batches: dict[str, dict[int, _Times]] = field(default_factory=dict)  #: by function, then by size
 
     def _counts_of(self, model: ServedModel) -> _ModelCounts:
         key = (model.name, model.version)
@@ -64,18 +67,9 @@ class ModelStatistics:
     def on_failure(self, model: ServedModel) -> None:
         self._counts_of(model).fail.add(0)
 
-    def on_batch_finished(self, usage: BatchUsage, cost: float) -> None:
-        """Count batches, from any protocol."""
-        sizes = self._batches.setdefault(usage.function, {})
-        times = sizes.get(usage.jobs)
-        if times is None:
-            times = sizes[usage.jobs] = _Times()
-        times.count += 1
-        times.ns += 1000 * usage.device_us
-
     def as_dict(self, model: ServedModel) -> dict[str, Any]:
         of = self._counts_of(model)
-        batches = self._batches.get(model.target_name, {})
+        batches = {size: _Times(count, 1000 * us) for size, (count, us) in self.batches_by_size(model.target_name).items()}
         return {
             "name": model.name,
             "version": model.version,

@@ -109,7 +109,7 @@ class CallHandler:
             return
         if self._tracer is not None:
             self._tracer.start(call_id, target.name, arrived_us, headers.get(b"traceparent", b""))
-        exchange.on_disconnect = partial(self.cache.cancel if target.cache_us else driver.cancel, call_id)
+        exchange.when_disconnected(partial(self.cache.cancel if target.cache_us else driver.cancel, call_id))
         accept = headers.get(b"accept", b"")
         stream = stream_type(accept) if accept and target.kind == "function" else None
         if stream is not None:
@@ -145,7 +145,7 @@ class CallHandler:
         arrived_us, size = self.driver.now_us() - self._process.lag_us, len(request.body)
         head = HttpRequest(request.method, request.path, request.query, request.headers, b"", request.keep_alive)
         gone: list[bool] = []
-        exchange.on_disconnect = lambda: gone.append(True)
+        exchange.when_disconnected(lambda: gone.append(True))
         call_soon = asyncio.get_running_loop().call_soon
 
         def submit(inputs: dict[str, bytes]) -> None:

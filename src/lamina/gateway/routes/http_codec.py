@@ -75,7 +75,7 @@ def decode_inputs(request: HttpRequest, params: tuple[Param, ...]) -> dict[str, 
         return inputs
     except BadValue as error:
         if request.query:
-            error.hint += "; inputs are taken from the body, not from behind the ? of the address"
+            error.add_hint("inputs are taken from the body, not from behind the ? of the address")
         raise
 
 

@@ -26,7 +26,7 @@ from lamina import encoding
 from lamina.core.actions import Reply
 from lamina.drivers.driver import Ending, OnEnd
 from lamina.drivers.realtime import RealtimeDriver
-from lamina.gateway.observability.metrics import CacheCounters
+from lamina.gateway.observability.gauges import CacheCounters
 from lamina.gateway.routes.targets import CallTarget, TargetRegistry
 from lamina.types import Call
 

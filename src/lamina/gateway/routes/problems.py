@@ -17,7 +17,7 @@ from lamina.core.actions import FailCall, Reject
 from lamina.drivers.driver import INTERNAL
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.encoding import Response
-from lamina.errors import REFUSALS, LaminaError, LeadershipLost, NotLeader, StoreDown
+from lamina.errors import REFUSALS, LaminaError, LeadershipLost, NotLeader, Refused, StoreDown
 from lamina.gateway.observability import logs
 from lamina.gateway.observability.rate_limiter import RateLimiter
 from lamina.server.exchange import Exchange, HttpRequest
@@ -122,12 +122,16 @@ def error_problem(error: LaminaError, id: str = "") -> HttpProblem:
     problem = make_problem(error.status, error.message, code=error.code, hint=error.hint, id=id)
     if isinstance(error, NotLeader):
         problem.leader, problem.retry_after_s = error.leader, 1.0
+    elif isinstance(error, StoreDown):
+        problem.retry_after_s = 1.0
+    elif isinstance(error, Refused):
+        problem.reason, problem.retry_after_s = error.reason, error.retry_after_s
     return problem
 
 
-def rejection_problem(refusal: Reject) -> HttpProblem:
+def rejection_problem(refusal: Reject, id: str = "") -> HttpProblem:
     status, detail, hint = REFUSALS.get(refusal.reason, (429, "refused", ""))
-    problem = make_problem(status, detail, code="refused" if status == 429 else "", hint=hint, id=refusal.call_id)
+    problem = make_problem(status, detail, code="refused" if status == 429 else "", hint=hint, id=id or refusal.call_id)
     problem.reason = refusal.reason
     if refusal.reason == "quota":
         problem.detail = f"{detail}: {refusal.why}"

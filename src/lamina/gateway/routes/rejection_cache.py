@@ -32,8 +32,7 @@ class CachedRejection:
         self.reason = rejection.reason
         self.call_id = rejection.call_id  #: of the call that the controller rejected
         self.offer_us = rejection.offer_us
-        problem = rejection_problem(rejection)
-        problem.id = _ID
+        problem = rejection_problem(rejection, _ID)
         self._status = problem.status
         self._body = problem.body().split(_ID.encode(), 1)
         self._headers = problem.headers().split(_ID.encode(), 1)

@@ -22,7 +22,7 @@ from lamina.access.authorization import Grant
 from lamina.access.records import Identity
 from lamina.core.actions import Reply
 from lamina.durable.runs import DurableRuns
-from lamina.errors import BadValue, LaminaError, StoreDown, checked_text
+from lamina.errors import BadValue, LaminaError, checked_text
 from lamina.gateway.routes import http_codec
 from lamina.gateway.routes.codec_pool import FLAT_BYTES, CodecPool, is_heavy_result
 from lamina.gateway.routes.problems import PROBLEM, answered, error_problem, respond_problem, stored_problem
@@ -197,7 +197,7 @@ class RunRoutes:
 
         if wait_ms:
             waiting.begin(wait_ms / 1000, look, lambda woken: self._durable.on_completed(row.id, woken))
-            exchange.on_disconnect = waiting.stop
+            exchange.when_disconnected(waiting.stop)
         look()
 
     def _answer(self, row: RunRow, ending: stored.StoredOutcome, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
@@ -265,10 +265,7 @@ class RunRoutes:
         return stored_problem(problem, grant.caller, self._owner_of(row.target))
 
     def _problem(self, exchange: Exchange, error: LaminaError) -> None:
-        problem = error_problem(error)
-        if isinstance(error, StoreDown):
-            problem.retry_after_s = 1.0
-        respond_problem(exchange, problem)
+        respond_problem(exchange, error_problem(error))
 
 
 class _Waiting:

@@ -78,7 +78,7 @@ class GreedyPacker:
             if found is None:
                 return left
             _, gpu, cuts = found
-            gpu.cuts = cuts
+            gpu.cut(cuts)
             left -= served
         return 0.0
 

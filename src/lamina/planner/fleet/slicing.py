@@ -40,6 +40,9 @@ class SlicedGpu:
     kind: str
     cuts: list[TimeSharedSlice] = field(default_factory=list)
 
+    def cut(self, cuts: list[TimeSharedSlice]) -> None:
+        self.cuts = cuts
+
 
 Shape = tuple[int, tuple[ModelTurn, ...]]
 """A slice that has no round yet: its part, and who takes turns on it."""

@@ -90,7 +90,7 @@ class PlanRollout:
         device = view.devices.get(place.device)
         function = view.functions.get(place.turn.function)
         if device is None or function is None or not function.spec.fits_family(device.spec.family):
-            place.infeasible = True
+            place.give_up()
             return
         if view.now_us < function.load_not_before_us:
             return
@@ -116,7 +116,7 @@ class PlanRollout:
         self._on_loaded(view, place, wanted, own.id if own is not None else "")
 
     def _on_loaded(self, view: View, place: PlacedTurn, wanted: set[str], instance: str = "") -> None:
-        place.instance = instance or next(reversed(view.functions[place.turn.function].instances))
+        place.assign(instance or next(reversed(view.functions[place.turn.function].instances)))
         self.turn_of[place.instance] = place
         wanted.add(place.instance)
 
@@ -159,7 +159,7 @@ class PlanRollout:
         if len(going) < len(there) - len(wanted & device.instances.keys()):
             return  # another function comes first
         if device.spec.id in self._tidied:
-            place.infeasible = True
+            place.give_up()
             return
         # what the plan wants stands so that it leaves no block: all of it goes, and comes back largest first
         self._tidied.add(device.spec.id)

@@ -63,6 +63,12 @@ class PlacedTurn:
 
     infeasible: bool = False  #: no room even on a device laid out anew
 
+    def give_up(self) -> None:
+        self.infeasible = True
+
+    def assign(self, instance: str) -> None:
+        self.instance = instance
+
     def live_instance(self, view: View) -> Instance | None:
         instance = view.instances.get(self.instance)
         return None if instance is None or instance.phase is InstancePhase.DRAINING else instance

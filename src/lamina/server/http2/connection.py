@@ -54,12 +54,13 @@ from lamina.server.http2.frames import (
     STREAM_CLOSED,
     WINDOW_UPDATE,
     ProtocolViolation,
+    checked_request,
+    checked_trailers,
     frame,
     strip_padding,
 )
-from lamina.server.http2.header_rules import checked_request, checked_trailers
 from lamina.server.http2.hpack import Headers, HpackDecoder, HpackError
-from lamina.server.http2.stream import Http2Stream, Service
+from lamina.server.http2.stream import Http2Stream, Service, StreamReceiver
 from lamina.server.memory_budget import CONNECTION_BYTES, MemoryBudget, MemoryCharge, address_key
 
 log = logging.getLogger("lamina")
@@ -315,8 +316,8 @@ class Http2Connection(asyncio.Protocol):
     def _touch_incomplete(self) -> None:
         """A frame that is coming counts as progress of its stream."""
         coming = self._incomplete_stream()
-        if coming is not None and coming.last_data_s:
-            coming.last_data_s = self.now_s
+        if coming is not None:
+            coming.touch()
 
     def _incomplete_stream(self) -> Http2Stream | None:
         """The stream whose DATA frame is not complete yet."""
@@ -371,7 +372,7 @@ class Http2Connection(asyncio.Protocol):
         self._draining.pop(number, None)
         stream = self.streams.get(number)
         if stream is not None:
-            stream.has_ended = True  # nothing more of it is on the way
+            stream.end_request()
             self.drop_stream(stream)
 
     def _is_idle(self, number: int) -> bool:
@@ -433,8 +434,7 @@ class Http2Connection(asyncio.Protocol):
         if number in self._draining:  # its trailers
             del self._draining[number]
             return
-        stream = Http2Stream(self, number, self._stream_window)
-        stream.has_ended = bool(flags & END_STREAM)
+        stream = Http2Stream(self, number, self._stream_window, bool(flags & END_STREAM))
         if found is None or len(self.streams) >= self.limits.streams or self._is_closing:
             self._nuisance()
             stream.reset(ENHANCE_YOUR_CALM if found is None else REFUSED_STREAM)
@@ -448,19 +448,17 @@ class Http2Connection(asyncio.Protocol):
             return
         self.streams[number] = stream
         try:
-            stream.receiver = self._service(stream, dict(headers))
+            stream.deliver_to(self._service(stream, dict(headers)))
         except Exception:
             log.exception("a request could not be taken")
             stream.reset(INTERNAL_ERROR)
             return
-        if stream.is_closed:
-            stream.receiver = None  # a cycle otherwise
-        elif stream.has_ended:
+        if stream.has_ended and not stream.is_closed:
             self._ended(stream)
 
     def _trailers(self, stream: Http2Stream, found: Headers | None) -> None:
         """Trailers say nothing that we need, but have rules."""
-        stream.has_ended = True
+        stream.end_request()
         if found is None or not checked_trailers(found):
             self._nuisance()
             stream.reset(PROTOCOL_ERROR)
@@ -486,22 +484,15 @@ class Http2Connection(asyncio.Protocol):
             self._nuisance()
             stream.reset(STREAM_CLOSED)
             return
-        stream.receive_window -= size
-        if stream.receive_window < 0:
+        is_last = bool(flags & END_STREAM)
+        if not stream.on_data(size, piece, is_last):
             stream.reset(FLOW_CONTROL_ERROR)
             return
-        stream.last_data_s = self.now_s
-        stream.held_bytes += len(piece)
-        stream.received_bytes += len(piece)
-        if size > len(piece):  # padding is dealt with already
-            stream.held_bytes += size - len(piece)
-            stream.credit(size - len(piece))
-        stream.has_ended = bool(flags & END_STREAM)
         receiver = stream.receiver
         assert receiver is not None
         if piece and not receiver.on_data(piece):
             self._suspended = (stream, flags)
-        elif stream.has_ended and not stream.is_closed:
+        elif is_last and not stream.is_closed:
             self._ended(stream)
 
     def _late_data(self, flags: int, number: int, size: int) -> None:
@@ -527,13 +518,9 @@ class Http2Connection(asyncio.Protocol):
         return True
 
     def _ended(self, stream: Http2Stream) -> None:
-        stream.last_data_s = 0.0
-        if stream.expected_bytes is not None and stream.received_bytes != stream.expected_bytes:
+        if not stream.take_request():
             stream.reset(PROTOCOL_ERROR)
-            return
-        self.credit(stream.held_bytes)  # it is whole, and about to be taken
-        stream.held_bytes = 0
-        if stream.receiver is not None:
+        elif stream.receiver is not None:
             stream.receiver.on_end()
 
     def _window(self, number: int, payload: bytes) -> None:
@@ -551,8 +538,7 @@ class Http2Connection(asyncio.Protocol):
             raise ProtocolViolation(PROTOCOL_ERROR, "a window of nothing")
         found = self.streams.get(number)
         if found is not None:
-            found.send_window += more
-            if not more or found.send_window > MAX_WINDOW:
+            if not found.widen(more) or not more:
                 found.reset(FLOW_CONTROL_ERROR if more else PROTOCOL_ERROR)
             elif found.has_unsent:
                 found.flush()
@@ -591,8 +577,7 @@ class Http2Connection(asyncio.Protocol):
         """The client's window for all streams has changed, once for all settings of a frame."""
         unsent = []
         for stream in self.streams.values():
-            stream.send_window += more
-            if stream.send_window > MAX_WINDOW:
+            if not stream.widen(more):
                 raise ProtocolViolation(FLOW_CONTROL_ERROR, "window too large")
             if more > 0 and stream.has_unsent:
                 unsent.append(stream)
@@ -609,6 +594,10 @@ class Http2Connection(asyncio.Protocol):
     def unsent(self) -> int:
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
+    def spend_window(self, size: int) -> None:
+        """Bytes of a response that are sent."""
+        self.send_window -= size
+
     def block(self, stream: Http2Stream) -> None:
         """A stream has more to send, and room in its own window: it waits for that of the connection, or for the socket."""
         self._blocked[stream.id] = stream
@@ -623,23 +612,23 @@ class Http2Connection(asyncio.Protocol):
 
     def close_stream(self, stream: Http2Stream) -> None:
         """End a stream that has been answered."""
-        self.credit(stream.held_bytes)
-        stream.held_bytes = 0
-        stream.is_closed = True
+        self._forget(stream)
+
+    def _forget(self, stream: Http2Stream) -> StreamReceiver | None:
+        receiver = stream.close()
         self.streams.pop(stream.id, None)
         self._blocked.pop(stream.id, None)
-        stream.receiver = None  # a cycle otherwise
         if not stream.has_ended:
             self._draining[stream.id] = max(0, stream.receive_window)
             if len(self._draining) > MAX_DRAINING:
                 del self._draining[next(iter(self._draining))]
         if self._is_closing and not self.streams and self._transport is not None:
             self._transport.close()
+        return receiver
 
     def drop_stream(self, stream: Http2Stream) -> None:
         """End a stream that will not be answered."""
-        receiver, stream.receiver = stream.receiver, None
-        self.close_stream(stream)
+        receiver = self._forget(stream)
         if receiver is not None:
             try:
                 receiver.on_reset()

@@ -6,7 +6,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from lamina.server.http2.frames import CANCEL, DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, WINDOW_UPDATE, frame
+from lamina.server.http2.frames import (
+    CANCEL,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    MAX_WINDOW,
+    RST_STREAM,
+    WINDOW_UPDATE,
+    frame,
+)
 
 if TYPE_CHECKING:
     from lamina.server.http2.connection import Http2Connection
@@ -64,15 +74,15 @@ class Http2Stream:
         "window_start_s",
     )
 
-    def __init__(self, connection: Http2Connection, id: int, window: int) -> None:
+    def __init__(self, connection: Http2Connection, id: int, window: int, has_ended: bool) -> None:
         self._connection = connection
         self.id = id
         self.receiver: StreamReceiver | None = None
         self.held_bytes = 0  #: bytes of its request that were not given back
         self.expected_bytes: int | None = None  #: by its content-length
-        self.has_ended = False  #: its request has: no frame of it may follow
+        self.has_ended = has_ended  #: its request has: no frame of it may follow
         self.receive_window = connection.limits.stream_window
-        self.send_window = window  #: bytes the client would take
+        self.send_window = window  #: bytes that the client would take
         self.last_data_s = connection.now_s  #: when its request last moved
         self.received_bytes = 0  #: of its request, in all
         self.window_start_s = connection.now_s  #: of the window in which the rate of the message that comes is measured
@@ -109,6 +119,61 @@ class Http2Stream:
             self.expected_bytes = int(header)
         return True
 
+    # ------------------------------------------------------------- its request
+
+    def deliver_to(self, receiver: StreamReceiver) -> None:
+        """The service's receiver; none for a stream that the service has answered already, which would be a cycle."""
+        if not self.is_closed:
+            self.receiver = receiver
+
+    def on_data(self, size: int, piece: bytes, is_last: bool) -> bool:
+        """Count a DATA frame of `size` bytes: `piece`, and padding, which is dealt with. False: more than the window."""
+        self.receive_window -= size
+        if self.receive_window < 0:
+            return False
+        self.last_data_s = self._connection.now_s
+        self.held_bytes += size
+        self.received_bytes += len(piece)
+        if size > len(piece):
+            self.credit(size - len(piece))
+        self.has_ended = is_last
+        return True
+
+    def touch(self) -> None:
+        """More of its request is coming."""
+        if self.last_data_s:
+            self.last_data_s = self._connection.now_s
+
+    def end_request(self) -> None:
+        """Nothing more of its request is on the way."""
+        self.has_ended = True
+
+    def take_request(self) -> bool:
+        """Account for a request that is whole and about to be processed. False: its length is not the one it announced."""
+        self.last_data_s = 0.0
+        if self.expected_bytes is not None and self.received_bytes != self.expected_bytes:
+            return False
+        self._return_credit()
+        return True
+
+    def close(self) -> StreamReceiver | None:
+        """End the stream; returns its receiver, which knows it no more."""
+        self._return_credit()
+        self.is_closed = True
+        receiver, self.receiver = self.receiver, None
+        return receiver
+
+    def _return_credit(self) -> None:
+        held, self.held_bytes = self.held_bytes, 0
+        self._connection.credit(held)
+
+    # ------------------------------------------------------------ its response
+
+    def widen(self, more: int) -> bool:
+        """The client takes `more` bytes, or less if negative. False: that is more than a window can be."""
+        self.send_window += more
+        return self.send_window <= MAX_WINDOW
+
     def begin(self, headers: bytes) -> None:
         """Start the response; `headers` is an encoded block, sent with what follows."""
         self.has_started = True
@@ -138,7 +203,7 @@ class Http2Stream:
         self._trailers = frame(HEADERS, END_HEADERS | END_STREAM, self.id, trailers)
         size = len(data)
         if not self._out and not more and size <= min(self.send_window, connection.send_window, connection.max_frame_bytes):
-            connection.send_window -= size
+            connection.spend_window(size)
             body = frame(DATA, 0, self.id, data) if data else b""
             connection.write(self._head + body + self._trailers)
             connection.earn(EARNED_BY_RESPONSE + size // 1_024 if size else 0)
@@ -167,7 +232,7 @@ class Http2Stream:
             size += len(piece)
             self._unsent_bytes -= len(piece)
             self.send_window -= len(piece)
-            connection.send_window -= len(piece)
+            connection.spend_window(len(piece))
             connection.earn(len(piece) // 1_024)
             if size >= WRITE_BYTES:
                 connection.write(b"".join(parts))

@@ -1,4 +1,4 @@
-"""Fast counters and histograms: they report what the client library's would."""
+"""Our counters and histograms: they report what the client library's would."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import prometheus_client as theirs
 from prometheus_client import CollectorRegistry, generate_latest
 
-from lamina.gateway.observability import fast_metrics as ours
+from lamina.gateway.observability import metrics as ours
 
 BUCKETS = (0.001, 0.5, 1, 10.0)
 
