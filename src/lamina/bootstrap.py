@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from lamina.core.controller import HANG_FLOOR_US, Controller
 from lamina.core.policy import DispatchRole
 from lamina.drivers.engine import EngineShared, TargetSource
 from lamina.drivers.realtime import RealtimeDriver
+from lamina.engines.app_environments import AppEnvironments, EnvironmentOptions
 from lamina.engines.composite import CompositeEngine
 from lamina.engines.cpu import CallBuffers, CpuEngine
 from lamina.engines.emulated import EmulatedEngine, EmulatedValues
@@ -33,7 +35,7 @@ from lamina.engines.in_process import InProcessEngine
 from lamina.engines.isolation import TENANT_USERS, ProcessIsolation
 from lamina.engines.process_engine import WorkerLimits
 from lamina.engines.shadow_batches import ShadowRunner
-from lamina.errors import BadValue
+from lamina.errors import BadValue, LaminaError
 from lamina.gpu import discovery
 from lamina.gpu.mps import MpsSlicer
 from lamina.gpu.slice_mode import SliceMode, uses_soft_slices
@@ -156,16 +158,35 @@ def open_local(
 
 
 def open_agent(
-    config: AgentConfig, unpack: Unpack, *, gpu: str = "auto", slices: SliceMode = "auto", memory_bytes: int = 0
+    config: AgentConfig,
+    unpack: Unpack,
+    *,
+    gpu: str = "auto",
+    slices: SliceMode = "auto",
+    memory_bytes: int = 0,
+    environments: EnvironmentOptions | None = None,
 ) -> Agent:
-    """Agent with the devices of this machine: its cores, and the GPUs that `gpu` names."""
+    """Agent with the devices of this machine: its cores, and the GPUs that `gpu` names. `environments` says how packages of apps
+    are installed here."""
     state, shared = LeaderState(), NodeShared()
     soft = slices == "soft"
     found = [] if gpu == "no" else _name_gpus(gpu)
     gpus = [(name, place, replace(at, owned=True, limits=replace(at.limits, soft=soft))) for name, place, at in found]
     cpu = CpuEngine("", [cpu_device()], _shm_limits(memory_bytes), state=state, shared=shared)
     engines = [GpuEngine("", device, name, cpu.references, ordinal=place, shared=shared) for name, place, device in gpus]
-    return Agent(config, CompositeEngine(cpu, engines), shared, state, PackageStore(config.folder / "packages", unpack))
+    packages = PackageStore(config.folder / "packages", unpack)
+    built = AppEnvironments(config.folder / "environments", environments)
+    built.collect(_keys_of(packages, built))
+    return Agent(config, CompositeEngine(cpu, engines), shared, state, packages, built)
+
+
+def _keys_of(packages: PackageStore, built: AppEnvironments) -> set[str]:
+    """Environments that packages of an agent ask for."""
+    found = set()
+    for sha256 in packages.stored():
+        with contextlib.suppress(LaminaError, OSError):
+            found.add(built.key_of(Path(packages.path(sha256, ""))))
+    return found
 
 
 def _shm_limits(memory_bytes: int) -> WorkerLimits:

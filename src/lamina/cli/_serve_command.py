@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 import webbrowser
 from collections.abc import Iterable, Iterator, Sequence
@@ -72,7 +73,7 @@ def serve(config: ServerConfig) -> int:
         logs.configure(config.observe.log_format, calls=config.observe.log_calls, level=config.observe.log_level.upper())
         if config.listen.url:
             os.environ.setdefault("LAMINA_URL", config.listen.url)
-        app_path = _app_path(config.source)
+        app_path = _in_its_environment(config) or _app_path(config.source)
         users, level = parse_users(config.access.tenant_users), config.observe.log_level.upper()
         place = config.store.place
         is_file = place != "none" and "://" not in (place or "")
@@ -92,6 +93,33 @@ def serve(config: ServerConfig) -> int:
 
 
 # ------------------------------------------------------------------------ app, runtime, traces
+
+
+def _in_its_environment(config: ServerConfig) -> str:
+    """App of a folder, with this process in the environment that the folder asks for; "": what is served is no folder."""
+    import lamina.engines.app_environments as environments
+    from lamina.store.open import default_location
+
+    file = config.source.file
+    if not file or not Path(file).is_dir() or (Path(file) / "__init__.py").exists():
+        return ""
+    entry = Path(file) / "app.py"
+    if not entry.is_file():
+        raise BadValue(f"no app.py in {file!r}", hint="name the file that holds the app: lamina serve FILE")
+    if config.source.models or config.source.model_repository is not None:
+        raise BadValue("--model beside a folder", hint=f"name the file: lamina serve {entry} --model ...")
+    folder = config.packaging.folder(Path(default_location(str(entry), "")).parent)
+    found = environments.find_requirements(Path(file))
+    if found is None:
+        return str(entry)
+    if environments.own_environment() is None:
+        click.echo(f"environment of {found.file}: {len(found.lines)} packages, in {folder}", err=True)
+    python = asyncio.run(environments.AppEnvironments(folder, config.packaging.terms).ensure(Path(file)))
+    if os.path.realpath(sys.prefix) != os.path.realpath(environments.environment_root(python)):
+        inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+        sys.stderr.flush()
+        os.execve(python, [python, "-P", "-m", "lamina", *sys.argv[1:]], inherited)
+    return str(entry)
 
 
 def _app_path(source: SourceOptions) -> str:
@@ -330,13 +358,17 @@ class _Server:
         )
 
     def _deployments(self, access: AccessControl | None) -> Any:
+        from lamina.engines.app_environments import AppEnvironments
         from lamina.gateway.deploy.admin_server import DeploymentSetup
 
         assert access is not None and self._store is not None
         folder = self._config.access.apps
         if folder is None and self._store.folder is not None:
             folder = self._store.folder / "apps"
-        return DeploymentSetup(access, folder, self._app_path, trusts_deployers=self._config.access.trust_deployers)
+        packaging = self._config.packaging
+        where = packaging.folder(folder.parent if folder is not None else Path(tempfile.gettempdir()))
+        environments, trusts = AppEnvironments(where, packaging.terms), self._config.access.trust_deployers
+        return DeploymentSetup(access, folder, self._app_path, trusts_deployers=trusts, environments=environments)
 
     async def _check_ports(self) -> None:
         """Check that ports are free before anything is started: most often another server of the same app has them."""

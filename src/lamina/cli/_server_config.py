@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lamina.cluster.agent_listener import ListenForAgents
     from lamina.cluster.launchers import Launcher
     from lamina.cluster.node_pools import NodePool
+    from lamina.engines.app_environments import EnvironmentOptions
 
 T = TypeVar("T")
 MIN_BUDGET_BYTES = 16 * 2**20
@@ -174,6 +175,32 @@ class AccessOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PackagingOptions:
+    """Packages of apps: where their environments are kept, and where they are installed from."""
+
+    environments: Path | None
+    wheelhouse: Path | None
+    allow_builds: bool
+
+    def folder(self, store: Path) -> Path:
+        """Folder of environments, by default beside the store."""
+        return self.environments or store / "environments"
+
+    @property
+    def terms(self) -> EnvironmentOptions:
+        return environment_terms(self.wheelhouse, self.allow_builds)
+
+
+def environment_terms(wheelhouse: Path | None, allow_builds: bool) -> EnvironmentOptions:
+    """Options of environments from those of a command."""
+    from lamina.engines.app_environments import EnvironmentOptions
+
+    if wheelhouse is not None and not wheelhouse.is_dir():
+        raise BadValue(f"--wheelhouse: no folder {str(wheelhouse)!r}", hint="pip download -d DIR -r requirements.txt makes one")
+    return EnvironmentOptions(wheelhouse=str(wheelhouse.resolve()) if wheelhouse else "", allow_builds=allow_builds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentOptions:
     """Agents of other machines, which may join here."""
 
@@ -259,6 +286,7 @@ class ServerConfig:
     store: StoreOptions
     access: AccessOptions
     agents: AgentOptions
+    packaging: PackagingOptions
     observe: ObserveOptions
     grace_s: float
     drain_s: float = 0.0
@@ -273,6 +301,7 @@ def server_config(options: Mapping[str, Any]) -> ServerConfig:
         store=_group(StoreOptions, options),
         access=_group(AccessOptions, options),
         agents=_group(AgentOptions, options),
+        packaging=_group(PackagingOptions, options),
         observe=_group(ObserveOptions, options),
         grace_s=parse_us(options["grace"], "--grace") / 1e6,
         drain_s=parse_us(options["drain"], "--drain") / 1e6,

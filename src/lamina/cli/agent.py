@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lamina.cli._server_config import parse_address
+from lamina.cli._server_config import environment_terms, parse_address
 from lamina.cli.serve import Gpus
 from lamina.errors import BadValue
 from lamina.units import parse_us
 
 if TYPE_CHECKING:
     from lamina.cluster.agent import AgentConfig
+    from lamina.engines.app_environments import EnvironmentOptions
 
 _PEM = click.Path(readable=False, path_type=Path)
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?")
@@ -35,6 +36,12 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 @click.option("--tls-key", type=_PEM, help="Key of that certificate (PEM).")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where code is kept; default: ~/.cache/lamina/agents/NAME.")
 @click.option("--trust-deployers", is_flag=True, help="Take code of tenants too; it runs as this process' user.")
+@click.option(
+    "--wheelhouse",
+    type=click.Path(path_type=Path),
+    help="Install packages of apps from the wheels in this folder, without an index.",
+)
+@click.option("--allow-builds", is_flag=True, help="Build packages of apps that have no wheel, which runs their code.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Format of the log.")
 @click.option("--grace", default="30s", show_default=True, help="How long it may take to be drained when it is to end.")
 @click.option("--ready-file", type=click.Path(path_type=Path), help="File that is there once a server has been joined.")
@@ -61,13 +68,23 @@ def command(**options: Any) -> int:
         others = adopt_orphans()
         try:
             with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
-                runner.run(_serve(config, options["gpu"], options["slices"], grace_s, options["as_json"], options["ready_file"]))
+                terms = environment_terms(options["wheelhouse"], options["allow_builds"])
+                report = (options["as_json"], options["ready_file"])
+                runner.run(_serve(config, options["gpu"], options["slices"], grace_s, terms, *report))
         finally:
             kill_orphans(others)
     return 0
 
 
-async def _serve(config: AgentConfig, gpu: str, slices: Any, grace_s: float, as_json: bool, ready_file: Path | None) -> None:
+async def _serve(
+    config: AgentConfig,
+    gpu: str,
+    slices: Any,
+    grace_s: float,
+    terms: EnvironmentOptions,
+    as_json: bool,
+    ready_file: Path | None,
+) -> None:
     import asyncio
     import signal
 
@@ -93,7 +110,7 @@ async def _serve(config: AgentConfig, gpu: str, slices: Any, grace_s: float, as_
         else:
             click.echo(f"node {config.name} has joined {session.address}   (epoch {session.epoch}, Ctrl-C drains)")
 
-    agent = open_agent(config, unpack_apart, gpu=gpu, slices=slices)
+    agent = open_agent(config, unpack_apart, gpu=gpu, slices=slices, environments=terms)
     await agent.run(stop, on_joined=joined, grace_s=grace_s)
 
 

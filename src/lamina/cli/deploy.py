@@ -25,7 +25,8 @@ from lamina.cli._shared import FiniteFloat
 @url_option
 @json_option
 def command(path: Path, app: str | None, no_wait: bool, traffic: float | None, admin_url: str, as_json: bool) -> int:
-    """Deploy an app: a file, or a folder with an app.py. A known app gets a new version, without losing a call.
+    """Deploy an app: a file, or a folder with an app.py. A known app gets a new version, without losing a call. A folder with a
+    requirements.txt, pyproject.toml or uv.lock gets an environment of its own on the server.
 
     \b
     Examples:
@@ -54,6 +55,17 @@ def command(path: Path, app: str | None, no_wait: bool, traffic: float | None, a
 
 
 def _name_of(path: Path) -> str:
+    """Name of the app in a file. It is read, not run: the packages it imports need not be here. Where no text says it, the file
+    is imported after all."""
+    import ast
+
     from lamina.sdk.app_loader import load_app
 
-    return load_app(str(path)).name
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return load_app(str(path)).name  # which says what is wrong with it
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in ("lamina.App", "App")]
+    names = {call.args[0].value for call in calls if call.args and isinstance(call.args[0], ast.Constant)}
+    found = [name for name in names if isinstance(name, str)]
+    return found[0] if len(calls) == len(found) == 1 else load_app(str(path)).name

@@ -25,7 +25,7 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
 
 
 @click.command()
-@click.argument("file", metavar="[FILE[:APP]]", required=False)
+@click.argument("file", metavar="[FILE[:APP]|FOLDER]", required=False)
 @click.option("--model", "models", multiple=True, metavar="NAME=FILE[,slo=50ms]", help="Serve a model file; repeatable.")
 @click.option("--model-repository", type=click.Path(path_type=Path), help="Serve a folder of models: NAME/VERSION/model.onnx.")
 @click.option("--policy", default=DEFAULT_POLICY, show_default=True, help="A policy by name, or the path of a file with one.")
@@ -125,6 +125,15 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
 )
 @click.option("--apps", type=click.Path(path_type=Path), help="Where deployed apps are kept; default: beside the store.")
 @click.option(
+    "--environments", type=click.Path(path_type=Path), help="Where environments of apps are kept; default: beside the store."
+)
+@click.option(
+    "--wheelhouse",
+    type=click.Path(path_type=Path),
+    help="Install packages of apps from the wheels in this folder, without an index.",
+)
+@click.option("--allow-builds", is_flag=True, help="Build packages of apps that have no wheel, which runs their code.")
+@click.option(
     "--allow-host", "allow_hosts", multiple=True, metavar="NAME", help="Answer to this host name too; repeatable. *: any name."
 )
 @click.option(
@@ -155,6 +164,7 @@ def command(**options: Any) -> int:
     \b
     Examples:
       lamina serve app.py
+      lamina serve my_app/ --wheelhouse wheels/
       lamina serve app.py --policy edf --store none
       lamina serve app.py --emulate h200x2 --port 0
       lamina serve --model classify=resnet50.onnx

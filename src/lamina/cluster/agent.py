@@ -71,6 +71,7 @@ from lamina.core.actions import DropJob, JobRef, Kill, Load, Resize, StartBatch,
 from lamina.core.events import BatchFailed, BatchFinished, Event, Heartbeat, InstanceLost, InstanceReady
 from lamina.drivers.engine import Engine, EngineShared, TargetSource
 from lamina.drivers.timer import clock_us
+from lamina.engines.app_environments import AppEnvironments
 from lamina.errors import BadValue, LaminaError, LoadFailed
 from lamina.expr import Leaf
 from lamina.ipc.framing import FrameError
@@ -293,7 +294,13 @@ class Agent:
     """One agent. Built complete; `run` is its life."""
 
     def __init__(
-        self, config: AgentConfig, engine: Engine, shared: NodeShared, state: LeaderState, packages: PackageStore
+        self,
+        config: AgentConfig,
+        engine: Engine,
+        shared: NodeShared,
+        state: LeaderState,
+        packages: PackageStore,
+        environments: AppEnvironments,
     ) -> None:
         self.config = config
         self.client_tls = config.tls.for_client()
@@ -303,6 +310,7 @@ class Agent:
         assert references is not None, "an agent without shared memory"
         self._references: SlotReferences = references
         self._engine, self._shared, self._state, self._packages = engine, shared, state, packages
+        self._environments = environments
         self._values = NodeValues()
         self._instances: dict[str, _Instance] = {}  #: by this agent's own name
         self._batches: dict[int, _Batch] = {}  #: by this agent's own number
@@ -587,6 +595,10 @@ class Agent:
                 raise LoadFailed(f"{code.entry[:80]!r} is no Python file of a package")
             if await self._packages.ensure(code.sha256, partial(self._fetch_package, code.package)):
                 session.send(PackageStored(code.sha256))
+            path = self._packages.path(code.sha256, code.entry)
+            python = await self._environments.ensure(Path(path.partition(":")[0]).parent)
+            if python and frame.device.startswith("gpu"):
+                raise LoadFailed(f"{spec.name!r} has packages of its own, and those of a GPU's executor are this node's")
         except (LaminaError, OSError) as error:
             hint = error.hint if isinstance(error, LaminaError) else ""
             if self._instances.pop(made.local, None) is not None and session is self.session:
@@ -595,7 +607,7 @@ class Agent:
             return
         if self._instances.get(made.local) is not made:
             return  # unloaded meanwhile
-        source = TargetSource(code.app, code.tenant, self._packages.path(code.sha256, code.entry))
+        source = TargetSource(code.app, code.tenant, path, python=python)
         self._shared.describe(spec, source, frame.environment)
         self._engine.perform(Load(made.local, spec.name, frame.device, frame.mask, frame.quota))
 

@@ -128,6 +128,7 @@ class TargetSource(Struct, frozen=True):
     tenant: str = ""  #: "": the operator of the server
     path: str = ""  #: "": the engine's own app
     user: int = 0  #: its processes run as; 0: the server's
+    python: str = ""  #: interpreter of the app's environment; "": the server's own
     name: str = ""  #: in its app, where that is another one than here: of a version served beside the stable one
 
 

@@ -192,7 +192,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
             requested_us=clock_us(),
             probe=isolated is None and (action.function in self._unprofiled or self._is_newly_deployed(action.function)),
             tags_output=self.shared.collects_output,
-            confinement=confinement,
+            confinement=Confinement() if source.python else confinement,  # walls stand before that interpreter starts
             log_level=self.shared.log_level,
         )
         pipe = self._log_pipe(action.instance, action.function)
@@ -203,6 +203,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
             confinement=confinement,
             output=pipe.fd if pipe is not None else None,
             cores=self._affinity.allowed,
+            python=source.python,
         )
         try:
             worker.process = self._processes.start(

@@ -25,6 +25,7 @@ from msgspec import Struct
 
 import lamina
 from lamina.drivers.engine import TargetSource
+from lamina.engines.app_environments import environment_root, packages_behind
 from lamina.errors import BadValue
 from lamina.ipc.confinement import (
     MIB,
@@ -144,7 +145,8 @@ class ProcessIsolation:
         cgroup = f"{self._cgroups}/{instance}" if self._cgroups else ""
         if not source.user:
             return Confinement(cgroup=cgroup, memory_bytes=memory_bytes)
-        app = (str(Path(source.path).parent),) if source.path else ()
+        app: tuple[str, ...] = (str(Path(source.path).parent),) if source.path else ()
+        app += (environment_root(source.python),) if source.python else ()
         return Confinement(
             user=source.user,
             folder=self.home(source.user),
@@ -261,8 +263,8 @@ def parse_users(text: str) -> tuple[int, int]:
 
 def _interpreter_paths() -> tuple[str, ...]:
     """What Python and its packages are read from. Not all of `sys.path`: the folder of the operator's app is there too."""
-    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return (sys.prefix, sys.base_prefix, str(Path(lamina.__file__).parent.parent), *site.getsitepackages(), *filter(None, named))
+    own = (sys.prefix, sys.base_prefix, str(Path(lamina.__file__).parent.parent))
+    return tuple(dict.fromkeys([*own, *site.getsitepackages(), *packages_behind()]))
 
 
 def _make_cgroup_base() -> str:

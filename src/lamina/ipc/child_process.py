@@ -23,6 +23,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct
 
+from lamina.ipc.confined_exec import confined_command
 from lamina.ipc.confinement import Confinement, clean_environment, process_namespace
 from lamina.ipc.framing import FrameError, FrameReader, StopProcess, pack
 from lamina.ipc.immediate_writer import ImmediateWriter
@@ -44,6 +45,7 @@ class ProcessSpec:
     confinement: Confinement | None = None  #: walls that the child puts up around itself
     output: int | None = None  #: where it prints to; None: where we do
     cores: tuple[int, ...] = ()  #: it may use; (): those of the thread that starts it
+    python: str = ""  #: interpreter of an app's environment, which it becomes behind its walls; "": ours
 
 
 class ChildProcess(asyncio.Protocol):
@@ -261,8 +263,11 @@ def _has_namespace(spec: ProcessSpec) -> bool:
 
 
 def _popen(setup: Struct, theirs: socket.socket, spec: ProcessSpec) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", spec.module, msgspec.json.encode(setup).decode()]
+    if spec.python:
+        command = confined_command(spec.confinement or Confinement(), spec.python, command[1:])
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", spec.module, msgspec.json.encode(setup)],
+        command,
         env={**clean_environment(os.environ, spec.confinement), **spec.environment},
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,

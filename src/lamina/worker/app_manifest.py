@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from lamina.core.workflow.flow import Flow
 from lamina.errors import LaminaError, LoadFailed
+from lamina.ipc.confined_exec import confined_command
 from lamina.ipc.confinement import Confinement, clean_environment, enter, process_namespace
 from lamina.sdk.binding import Param
 from lamina.sdk.tensors import Signature
@@ -54,14 +55,14 @@ class AppManifest(Struct, frozen=True):
     triggers: tuple[Trigger, ...] = ()
 
 
-async def describe_app(app: str, confinement: Confinement | None = None) -> AppManifest:
+async def describe_app(app: str, confinement: Confinement | None = None, python: str = "") -> AppManifest:
     """Manifest of the app at `app`; importing it may take a minute, and what it writes is read with care. It is imported behind
-    the walls that its functions will have."""
+    the walls that its functions will have, by the interpreter of its environment."""
     out = os.memfd_create("lamina-manifest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(out, MAX_BYTES)  # no page of it is there before it is written
         fcntl.fcntl(out, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
-        await _import_app(app, out, confinement or Confinement())
+        await _import_app(app, out, confinement or Confinement(), python)
         manifest = await asyncio.to_thread(_read_manifest, out)
     finally:
         os.close(out)
@@ -70,11 +71,14 @@ async def describe_app(app: str, confinement: Confinement | None = None) -> AppM
     return manifest
 
 
-async def _import_app(app: str, out: int, confinement: Confinement) -> None:
-    walls = msgspec.json.encode(confinement).decode()
+async def _import_app(app: str, out: int, confinement: Confinement, python: str) -> None:
+    walls = msgspec.json.encode(Confinement() if python else confinement).decode()
+    command = [sys.executable, "-P", "-m", "lamina.worker.app_manifest", app, str(out), walls]
+    if python:
+        command = confined_command(confinement, python, command[1:])
     with process_namespace() if confinement.hides_processes else contextlib.nullcontext():
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "lamina.worker.app_manifest", app, str(out), walls],
+            command,
             env=clean_environment(os.environ, confinement),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

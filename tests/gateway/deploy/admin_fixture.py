@@ -14,6 +14,7 @@ from lamina.access.admin_service import AdminService
 from lamina.access.records import Identity
 from lamina.bootstrap import open_local
 from lamina.drivers.driver import EventObserver
+from lamina.engines.app_environments import AppEnvironments, EnvironmentOptions
 from lamina.gateway.bootstrap import Gateway, GatewayObservers, ListenConfig, open_gateway
 from lamina.gateway.deploy import app_package
 from lamina.gateway.deploy.admin_server import AdminServer, DeploymentSetup, open_access, open_admin
@@ -39,8 +40,9 @@ class Managed:
             body = json.dumps(value).encode() if value is not None else b""
             return await browser.ask(method, path, body, "application/json", **_with(token, headers))
 
-    async def deploy(self, app: str, source: str, token: str = "") -> Answer:
-        body = zipped({"app.py": source.encode()})
+    async def deploy(self, app: str, source: str, token: str = "", **files: str) -> Answer:
+        """Deploy an app's source; `files` lie beside it, `__` for a dot."""
+        body = zipped({"app.py": source.encode(), **{name.replace("__", "."): text.encode() for name, text in files.items()}})
         return await self.ask(
             "PUT", f"/v1/apps/{app}", body, token, lamina_sha256=app_package.sha256_hex(body), lamina_entry="app.py"
         )
@@ -88,6 +90,7 @@ async def managed(
     trusts_deployers: bool = True,
     probe: bool = False,
     console: bool = False,
+    wheelhouse: Path | None = None,
     **options: Any,
 ) -> AsyncIterator[Managed]:
     """Uploads and the store are kept in `folder`, so that a second server there finds what the first one left; with `runs`
@@ -95,7 +98,8 @@ async def managed(
     store = open_store(str(folder / "store.db"))
     access = await open_access(store)
     live = open_local(str(app), policy=policies.build(policy), gpu=gpu, probe=probe)
-    prepared = DeploymentSetup(access, folder / "apps", str(app), trusts_deployers=trusts_deployers)
+    environments = AppEnvironments(folder / "environments", EnvironmentOptions(wheelhouse=str(wheelhouse or "")))
+    prepared = DeploymentSetup(access, folder / "apps", str(app), trusts_deployers=trusts_deployers, environments=environments)
     listen = ListenConfig(**options)
     gateway = await open_gateway(
         live,

@@ -139,7 +139,7 @@ class ActiveApps:
     def _deploy(self, served: AppVersion, specs: list[FunctionSpec], retired: list[FunctionSpec]) -> None:
         shared = self._loop.engine.shared
         sources_before = shared.sources
-        source = TargetSource(served.app, served.tenant, served.path, served.user)
+        source = TargetSource(served.app, served.tenant, served.path, served.user, served.python)
         sources = {name: msgspec.structs.replace(source, name=served.own_names.get(name, "")) for name in served.names}
         shared.set_sources({**sources_before, **sources})
         try:

@@ -12,6 +12,7 @@ from typing import Any
 from lamina.access.access_control import AccessControl
 from lamina.access.admin_service import AdminService
 from lamina.drivers.realtime import RealtimeDriver
+from lamina.engines.app_environments import AppEnvironments
 from lamina.engines.composite import CompositeEngine
 from lamina.gateway.auth import Authenticator, check_host
 from lamina.gateway.bootstrap import Gateway
@@ -77,13 +78,21 @@ class DeploymentSetup:
     """Hook for `open_gateway`: apps deployed before a restart are served from the first call on.
 
     `file` is the app the server is started with, `folder` where uploads are kept; without one they go with the server.
-    `trusts_deployers`: code of tenants is taken also where nothing keeps it apart.
+    `trusts_deployers`: code of tenants is taken also where nothing keeps it apart. `environments` are those of apps with packages
+    of their own; without them they lie in the folder too.
     """
 
     def __init__(
-        self, access: AccessControl, folder: Path | None = None, file: str = "", *, trusts_deployers: bool = False
+        self,
+        access: AccessControl,
+        folder: Path | None = None,
+        file: str = "",
+        *,
+        trusts_deployers: bool = False,
+        environments: AppEnvironments | None = None,
     ) -> None:
         self.access = access
+        self._environments = environments
         self._trusts_deployers = trusts_deployers
         self.temporary_folder = None if folder is not None else Path(tempfile.mkdtemp(prefix="lamina-apps-"))
         self._folder = folder or self.temporary_folder or Path()
@@ -95,7 +104,9 @@ class DeploymentSetup:
         if self.deployments is None:
             processes = loop.engine.cpu.isolation if isinstance(loop.engine, CompositeEngine) else None
             isolation = TenantIsolation(self.access, processes, trusts_deployers=self._trusts_deployers)
-            self.deployments = Deployments(app, loop, targets, self.access, self._folder, self._file, isolation)
+            self.deployments = Deployments(
+                app, loop, targets, self.access, self._folder, self._file, isolation, self._environments
+            )
         return self.deployments
 
     async def __call__(self, app: App, loop: RealtimeDriver, targets: TargetRegistry) -> Callable[[Triggers], None]:

@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from lamina.engines.app_environments import REQUIREMENT_FILES, own_environment
 from lamina.errors import BadValue, read_user_file
 from lamina.server.process_status import limit_address_space
 
@@ -53,7 +54,10 @@ def pack(path: Path) -> tuple[bytes, str]:
 
 def pack_around(entry: Path, whole: bool) -> tuple[bytes, str]:
     """Zip an app's file with its folder: all of it, or Python files alone; returns zip and the file's name in it."""
-    return _zip({**_files_below(entry.parent, "*" if whole else "*.py"), entry.name: entry}), entry.name
+    files = _files_below(entry.parent, "*" if whole else "*.py")
+    if not whole and own_environment() is not None:  # it runs in the environment of its folder, and will elsewhere
+        files |= {name: entry.parent / name for name in REQUIREMENT_FILES if (entry.parent / name).is_file()}
+    return _zip({**files, entry.name: entry}), entry.name
 
 
 def _files_below(folder: Path, pattern: str) -> dict[str, Path]:

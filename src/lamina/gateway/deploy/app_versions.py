@@ -40,6 +40,7 @@ class AppVersion(Struct, kw_only=True):
     path: str
     manifest: AppManifest
     user: int = 0  #: its functions run as; 0: the server's
+    python: str = ""  #: interpreter of its environment; "": the server's own
     own_names: dict[str, str] = {}  #: of a version beside the stable one: what its targets are called in the app
 
     @property

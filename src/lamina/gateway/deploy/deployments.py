@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from lamina.access.access_control import AccessControl
 from lamina.access.authorization import Grant
 from lamina.access.records import Identity
 from lamina.drivers.realtime import RealtimeDriver
+from lamina.engines.app_environments import AppEnvironments
 from lamina.errors import BadValue, Conflict, Forbidden, LaminaError, LoadFailed, NotFound
 from lamina.gateway.deploy import app_package, app_versions, overrides, traffic
 from lamina.gateway.deploy.active_apps import ActiveApps, RolloutFailure
@@ -30,6 +33,7 @@ from lamina.gateway.deploy.rollout import Rollout
 from lamina.gateway.deploy.tenant_isolation import TenantIsolation, give_folder
 from lamina.gateway.deploy.traffic import TrafficControl, TrafficRules, parse_rules
 from lamina.gateway.routes.targets import TargetRegistry
+from lamina.ipc.confinement import Confinement
 from lamina.sdk.app import NAME_PATTERN, App
 from lamina.state.kv_state import adopt_scopes, owned_scope
 from lamina.store.base import Session
@@ -56,6 +60,7 @@ class Deployments:
         folder: Path,
         file: str = "",
         isolation: TenantIsolation | None = None,
+        environments: AppEnvironments | None = None,
     ) -> None:
         deployed = app.deployed()
         about = [
@@ -68,6 +73,7 @@ class Deployments:
         self._access = access
         self._folder = folder
         self._isolation = isolation or TenantIsolation(access, None, trusts_deployers=True)
+        self._environments = environments or AppEnvironments(folder / ".environments")
         self._lock = asyncio.Lock()
         self._watchers: set[asyncio.Task[None]] = set()
 
@@ -118,13 +124,11 @@ class Deployments:
     ) -> dict[str, Any]:
         """Record a new version and serve it: with `percent` for so much of the traffic, beside the version served now."""
         await _check_upload(app, body, sha256, entry)
+        tenant, _ = await self._owner_of(grant, app)
+        await self._prepare_environment(tenant, body)
         async with self._lock:
             before = self.active.apps.get(app)
-            past = await self._access.read(lambda db: app_versions.history(db, app))
-            number = past[0].number + 1 if past else 1
-            tenant = before.tenant if before is not None else past[0].tenant if past else grant.tenant
-            self._isolation.check_tenant(tenant)
-            grant.check_owner(tenant, Forbidden(f"the name {app!r} is taken", hint="deploy under another name"))
+            tenant, number = await self._owner_of(grant, app)
             served = await self._unpack(app, number, tenant, body, entry)
             version = VersionRecord(
                 app=app,
@@ -146,6 +150,38 @@ class Deployments:
             await self._activate(grant.caller, served, before, "deploy", f"version {number}, sha256 {version.sha256}")
             await asyncio.to_thread(self._delete_old, app, number)
             return self.active.summary(served)
+
+    async def _owner_of(self, grant: Grant, app: str) -> tuple[str, int]:
+        """Tenant that an app is or will be of, if the caller may deploy it, and the number of its next version."""
+        before = self.active.apps.get(app)
+        past = await self._access.read(lambda db: app_versions.history(db, app))
+        tenant = before.tenant if before is not None else past[0].tenant if past else grant.tenant
+        self._isolation.check_tenant(tenant)
+        grant.check_owner(tenant, Forbidden(f"the name {app!r} is taken", hint="deploy under another name"))
+        return tenant, past[0].number + 1 if past else 1
+
+    async def _prepare_environment(self, tenant: str, body: bytes) -> None:
+        """Build the environment that a package asks for, before its turn: that may take minutes, and others deploy meanwhile."""
+        scratch = self._folder / f".incoming-{os.urandom(6).hex()}"
+        try:
+            await app_package.unpack_apart(body, scratch)
+            await self._environment_of(scratch / "app.py", await self._isolation.user_of(tenant))
+        finally:
+            await asyncio.shield(asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True))
+
+    async def _environment_of(self, path: Path, user: int) -> str:
+        """Interpreter of the environment of an app; "": the server's own."""
+        walls: list[Confinement] = []
+
+        def wall(shows: tuple[str, ...]) -> Confinement:
+            walls.append(self._isolation.confinement(user, path, shows=shows))
+            return walls[0]
+
+        try:
+            return await self._environments.ensure(path.parent, user, wall)
+        finally:
+            for one in walls:
+                self._isolation.end(one)
 
     async def rollback(self, grant: Grant, app: str, number: int | None) -> dict[str, Any]:
         """Back to the version before, or to the one named."""
@@ -299,17 +335,23 @@ class Deployments:
         self._isolation.check_tenant(tenant)
         user = await self._isolation.user_of(tenant)
         await asyncio.to_thread(give_folder, path.parent, user)
-        walls = self._isolation.confinement(user, path)
+        python = await self._environment_of(path, user)
+        walls = self._isolation.confinement(user, path, python)
         try:
-            manifest = await describe_app(str(path), walls)
+            manifest = await describe_app(str(path), walls, python)
         except LoadFailed as error:
-            raise LoadFailed(error.message.replace(f"{path.parent}/", ""), hint=error.hint) from None  # as it is in the package
+            hint = error.hint
+            if (missing := hint.removeprefix("install ")) != hint:
+                where = "the packages of its environment" if python else "requirements.txt beside the app"
+                hint = f"name {missing} in {where}, or install it in the environment of the server"
+            raise LoadFailed(error.message.replace(f"{path.parent}/", ""), hint=hint) from None  # as it is in the package
         finally:
             self._isolation.end(walls)
         others = [served for served in self.active.apps.values() if served.app != app]
         app_versions.check_manifest(manifest, app, tenant, others)
         self._isolation.check_functions(tenant, manifest.functions)
-        return AppVersion(app=app, number=number, tenant=tenant, path=str(path), manifest=manifest, user=user)
+        self._isolation.check_environment(python, manifest.functions)
+        return AppVersion(app=app, number=number, tenant=tenant, path=str(path), manifest=manifest, user=user, python=python)
 
     def _check(self, served: AppVersion) -> None:
         self.active.check(served, self._access.tenants.get(served.tenant))
@@ -366,6 +408,15 @@ class Deployments:
         for old in range(max(1, number - 2 * KEPT_VERSIONS), number - KEPT_VERSIONS):
             if old != self.active.apps[app].number and old not in self.active.beside.get(app, ()):
                 shutil.rmtree(self._folder / app / str(old), ignore_errors=True)
+        self._collect_environments()
+
+    def _collect_environments(self) -> None:
+        """Remove environments that no kept version asks for."""
+        used: set[str] = {Path(sys.prefix).name}
+        for folder in self._folder.glob("[!.]*/*"):
+            with contextlib.suppress(LaminaError, OSError):
+                used.add(self._environments.key_of(folder, os.stat(folder).st_uid if os.geteuid() == 0 else 0))
+        self._environments.collect(used)
 
     async def stop(self) -> None:
         for task in list(self._watchers):

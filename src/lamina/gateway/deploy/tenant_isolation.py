@@ -13,7 +13,7 @@ from pathlib import Path
 from lamina.access.access_control import AccessControl
 from lamina.drivers.engine import TargetSource
 from lamina.engines.isolation import ProcessIsolation, Walls
-from lamina.errors import Forbidden
+from lamina.errors import BadValue, Forbidden
 from lamina.ipc.confinement import Confinement
 from lamina.types import FunctionSpec
 
@@ -50,11 +50,21 @@ class TenantIsolation:
         if tenant and on_gpu and not self._trusts:
             raise Forbidden(f"tenants cannot deploy functions on a GPU here: {on_gpu[0]!r} would share its process", hint=_TRUST)
 
-    def confinement(self, user: int, path: Path) -> Confinement:
-        """Walls to import an app behind: those its functions will have, and a limit on what it starts."""
+    def check_environment(self, python: str, specs: Iterable[FunctionSpec]) -> None:
+        """Refuse functions on a GPU of an app with an environment: the executor of a GPU has the server's packages."""
+        on_gpu = [spec.name for spec in specs if spec.gpu != "no"]
+        if python and on_gpu:
+            raise BadValue(
+                f"{on_gpu[0]!r} is for a GPU, where all functions are in one process with the server's packages",
+                hint="install its packages beside the server and deploy it without a requirements file, or lamina serve FOLDER",
+            )
+
+    def confinement(self, user: int, path: Path, python: str = "", shows: tuple[str, ...] = ()) -> Confinement:
+        """Walls to import an app or install its packages behind: those its functions will have, and a limit on what it starts."""
         if self._processes is None:
             return Confinement()
-        return self._processes.confinement(TargetSource(path=str(path), user=user), None, f"import-{os.urandom(4).hex()}", ())
+        source = TargetSource(path=str(path), user=user, python=python)
+        return self._processes.confinement(source, None, f"import-{os.urandom(4).hex()}", shows)
 
     def end(self, confinement: Confinement) -> None:
         """Sweep up after an import."""
