@@ -38,7 +38,7 @@ def one_core() -> list[DeviceSpec]:
 
 def test_lines_that_are_not_cut_yet_are_counted_before_the_next_page_is_admitted() -> None:
     """A page takes 10 + 8 x 20 ms on the only core; two fit into half a second, a third does not."""
-    runtime = Runtime(pages(), takes={"cut": "10ms", "read": "20ms"}, devices=one_core())
+    runtime = Runtime(pages(), takes={"cut": "10ms", "read": "20ms"}, policy="edf", devices=one_core())
     taken = [runtime.submit("whole", number) for number in range(2)]
     assert not runtime.controller.state.functions["read"].queue.jobs()
     with pytest.raises(Refused):
@@ -90,7 +90,7 @@ def test_a_prediction_that_shuts_everybody_out_is_doubted_until_somebody_may_try
     def quick(x: int) -> int:
         return x
 
-    runtime = Runtime(app, takes={"quick": "4ms"}, devices=one_core())
+    runtime = Runtime(app, takes={"quick": "4ms"}, policy="edf", devices=one_core())
     slow = OnlinePredictor()
     runtime.controller.predictor = runtime.controller.view.predictor = slow
     slow.observe("quick", "test", 1, 1, 4_000)
