@@ -36,13 +36,15 @@ def one_core() -> list[DeviceSpec]:
     return [DeviceSpec(id="c", kind="test", family="cpu", units=1, memory_mib=10_000)]
 
 
-def test_lines_that_are_not_cut_yet_are_counted_before_the_next_page_is_admitted() -> None:
-    """A page takes 10 + 8 x 20 ms on the only core; two fit into half a second, a third does not."""
-    runtime = Runtime(pages(), takes={"cut": "10ms", "read": "20ms"}, policy="edf", devices=one_core())
+@pytest.mark.parametrize("policy", ["edf", "frontier"])
+def test_lines_that_are_not_cut_yet_are_counted_before_the_next_page_is_admitted(policy: str) -> None:
+    """A page takes 10 + 8 x 20 ms on the only core; two fit into half a second, no third or fourth."""
+    runtime = Runtime(pages(), takes={"cut": "10ms", "read": "20ms"}, devices=one_core(), policy=policy)
     taken = [runtime.submit("whole", number) for number in range(2)]
     assert not runtime.controller.state.functions["read"].queue.jobs()
-    with pytest.raises(Refused):
-        runtime.submit("whole", 2).result()
+    for late in [runtime.submit("whole", number) for number in (2, 3)]:
+        with pytest.raises(Refused):
+            late.result()
     assert [page.result() for page in taken] == [[0] * 8, [1] * 8]
     assert runtime.now_ms <= 500
 

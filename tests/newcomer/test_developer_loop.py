@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,21 +174,23 @@ def test_dev_serves_the_new_code_after_a_change_and_survives_a_mistake(tmp_path:
             text=True,
         )
         assert process.stdout is not None
+        lines: list[str] = []
+        reader = threading.Thread(target=lambda: lines.extend(process.stdout), daemon=True)
+        reader.start()
         try:
-            said = []
-            for code in ("v1", "v2"):
-                app.write_text(APP.format(code) if code == "v2" else app.read_text())
-                url = json.loads(process.stdout.readline())["url"]
-                status, answer = post(f"{url}/v1/functions/version", 7)
-                said.append((status, answer))
-                if code == "v1":
-                    app.write_text("def broken(:\n")
-                    until(lambda: b"SyntaxError" in text(log) or b"invalid syntax" in text(log))
-            assert said == [(200, "v1"), (200, "v2")]
+            until(lambda: lines)
+            assert post(f"{json.loads(lines[0])['url']}/v1/functions/version", 7) == (200, "v1")
+            app.write_text("def broken(:\n")
+            until(lambda: b"SyntaxError" in text(log) or b"invalid syntax" in text(log))
+            app.write_text(APP.format("v2"))
+            until(lambda: len(lines) > 1)
+            assert post(f"{json.loads(lines[1])['url']}/v1/functions/version", 7) == (200, "v2")
             until(lambda: text(log).count(b"asked with 7") == 2)
         finally:
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=30)
+            process.wait(30)
+            reader.join(30)
+            process.stdout.close()
         shown = text(log).decode()
     assert process.returncode == 0
     assert "app.py has changed" in shown and "INFO mine: asked with 7" in shown

@@ -45,8 +45,9 @@ def _develop(no_open: bool, watched: tuple[Path, ...], **options: Any) -> int:
       lamina dev app.py --no-open --port 0
     """
     options["log_calls"] = True
-    options["console"] = options["console"] or options["place"] != "none"  # it needs a store
-    if options["admin_port"] is None and options["port"] == 0:
+    has_store = options["place"] != "none"  # management needs one, and the console with it
+    options["console"] = options["console"] or has_store
+    if has_store and options["admin_port"] is None and options["port"] == 0:
         options["admin_port"] = 0
     opens, options["opens_page"] = options["opens_page"] or (not no_open and sys.stdout.isatty()), False
     file = str(options["file"] or "").partition(":")[0]

@@ -145,6 +145,7 @@ class Policy:
             return self._rejected(view, flow, call, share_us, estimate_us, is_shed=True)
         if function is None:
             self._to_prefetch.update({name: None for name in flow.functions if not view.functions[name].instances})
+            self._backlog.on_admitted(view, flow)
         shedder.on_admitted(now_us, call)
         return self._recent.admit(view, flow, estimate_us)
 

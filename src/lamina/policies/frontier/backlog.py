@@ -127,6 +127,13 @@ class BacklogModel:
             snapshot = self._snapshots[scale] = self._take(view, allowed_us, with_expected)
         return snapshot
 
+    def on_admitted(self, view: View, flow: Flow) -> None:
+        """Count a run that has just been admitted: a burst arrives within the time a snapshot is good for."""
+        for (_, with_expected), snapshot in self._snapshots.items():
+            if with_expected:
+                for host, unit_us in self.work_per_call(view, flow).items():
+                    snapshot.delay_us[host] = snapshot.delay_us.get(host, 0.0) + unit_us / view.devices[host].spec.units
+
     def _expire(self, view: View) -> None:
         if self._taken_us < 0 or view.now_us - self._taken_us >= BACKLOG_FRESH_US:
             self._taken_us = view.now_us

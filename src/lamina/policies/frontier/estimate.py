@@ -27,7 +27,7 @@ from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState, Instance
 from lamina.core.workflow.flow import Flow
 from lamina.planner.frontier import Frontier
-from lamina.policies.frontier.backlog import BacklogModel
+from lamina.policies.frontier.backlog import BacklogModel, BacklogSnapshot
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, ConfigTables
 from lamina.policies.frontier.workflow_plans import PlanCache
 from lamina.types import NEVER_US, WHOLE_UNIT
@@ -157,27 +157,36 @@ class CompletionEstimator:
     def workflow_estimate_us(self, view: View, flow: Flow, allowed_us: int, is_overloaded: bool) -> int:
         """Time until a run that starts now would be done.
 
-        In overload, what runs in flight will bring is ahead of it as well; else that comes no faster than it is served.
+        What waits is ahead of it, on devices that are never quite full; in overload, what runs in flight will bring as well. Else
+        that comes no faster than it is served, and only bounds the time from below: of a burst of pages all are cut before one
+        is read, and what even a full device could not do in time is not admitted.
         """
         whole = self.plans.whole_frontier(view, flow)
         if whole is None:
             return 0
         hosts = {name: self.backlog.paying_hosts(view, view.functions[name]) for name in flow.functions}
-        work_us = self._work_ahead_us(view, flow, hosts, allowed_us, is_overloaded)
+        work_us = self._work_ahead_us(view, flow, hosts, self.backlog.snapshot(view, allowed_us, is_overloaded), {})
+        least_us = 0.0
+        if not is_overloaded:
+            own = self.backlog.work_per_call(view, flow)
+            least_us = self._work_ahead_us(view, flow, hosts, self.backlog.snapshot(view, allowed_us, True), own)
         block_us = max([min([_until_free_us(view, host) for host in those]) for those in hosts.values() if those], default=0)
         load_us = max([_until_loaded_us(view, view.functions[name]) for name in flow.functions], default=0)
-        return max(int(work_us / PACKING_EFFICIENCY), block_us + load_us + _path_us(whole, allowed_us, is_overloaded))
+        path_us = block_us + load_us + _path_us(whole, allowed_us, is_overloaded)
+        return max(int(work_us / PACKING_EFFICIENCY), int(least_us), path_us)
 
     def _work_ahead_us(
-        self, view: View, flow: Flow, hosts: dict[str, dict[str, None]], allowed_us: int, is_overloaded: bool
+        self, view: View, flow: Flow, hosts: dict[str, dict[str, None]], snapshot: BacklogSnapshot, own: dict[str, float]
     ) -> float:
-        """What is to be done before it where that is most, of the steps that every run comes to."""
-        snapshot = self.backlog.snapshot(view, allowed_us, is_overloaded)
+        """What is to be done before it where that is most, of the steps that every run comes to, and its `own` work there."""
         unsure_us = sum(snapshot.own_us.get(name, 0.0) for name, times in flow.expected_jobs.items() if times < 1)
         work_us = 0.0
         for name, those in hosts.items():
             if those and flow.expected_jobs[name] >= 1:
-                work_us = max(work_us, min([snapshot.backlog_us(view, host) for host in those]) - unsure_us)
+                ahead_us = [
+                    snapshot.backlog_us(view, host) + own.get(host, 0.0) / view.devices[host].spec.units for host in those
+                ]
+                work_us = max(work_us, min(ahead_us) - unsure_us)
         return work_us
 
 
