@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-SRC = Path(__file__).parent.parent / "src" / "lamina"
+from tests.source_trees import SRC, all_files, tree_of
+
+pytestmark = pytest.mark.xdist_group("source")
 
 LAYERS = (
     ("lab",),
@@ -44,7 +46,7 @@ LATE = {"numpy", "matplotlib", "rich", "torch", "onnxruntime", "cv2", "PIL", "ra
 
 @dataclass(frozen=True)
 class Module:
-    """What the rules ask about. The tree itself is not kept: of all modules together it is large."""
+    """What the rules ask about."""
 
     name: str
     imports: list[tuple[str, bool]]  #: anywhere, with full names, and whether for type checkers alone
@@ -71,7 +73,7 @@ def top_of(module: str) -> str:
 
 def read(path: Path) -> Module:
     name = ".".join(("lamina", *path.relative_to(SRC).with_suffix("").parts)).removesuffix(".__init__")
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     nodes = list(ast.walk(tree))
     type_only = for_type_checkers(nodes)
     imports = [(imported, node in type_only) for node in nodes for imported in imported_by(node, name)]
@@ -128,7 +130,7 @@ def at_import(tree: ast.Module, type_only: set[ast.AST]) -> Iterator[ast.stmt]:
 
 @pytest.fixture(scope="module")
 def modules() -> list[Module]:
-    found = [read(path) for path in sorted(SRC.rglob("*.py"))]
+    found = [read(path) for path in all_files()]
     assert len(found) > 300, "where is the code?"
     return found
 

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-SRC = Path(__file__).parents[1] / "src" / "lamina"
+from tests.source_trees import SRC, all_files, tree_of
+
+pytestmark = pytest.mark.xdist_group("source")
 
 LEFT_OUT = ("published", "lab")
 """Baselines and experiments."""
@@ -53,7 +55,7 @@ class Module:
 
 
 def read(path: Path) -> Module:
-    module = Module(str(path.relative_to(SRC)), ast.parse(path.read_text(encoding="utf-8")))
+    module = Module(str(path.relative_to(SRC)), tree_of(path))
     for node in ast.walk(module.tree):
         if isinstance(node, ast.ClassDef):
             module.classes[node.name] = set(fields_of(node))
@@ -106,7 +108,7 @@ def is_state(node: ast.expr) -> bool:
 
 @pytest.fixture(scope="module")
 def modules() -> list[Module]:
-    paths = [path for path in sorted(SRC.rglob("*.py")) if path.relative_to(SRC).parts[0] not in LEFT_OUT]
+    paths = [path for path in all_files() if path.relative_to(SRC).parts[0] not in LEFT_OUT]
     return [read(path) for path in paths]
 
 

@@ -6,11 +6,14 @@ import ast
 import re
 import subprocess
 import sys
-from pathlib import Path
+
+import pytest
 
 from lamina import plugins
+from tests.source_trees import SRC, all_files, tree_of
 
-SRC = Path(__file__).parent.parent / "src" / "lamina"
+pytestmark = pytest.mark.xdist_group("source")
+
 APART = ("published", "lab")
 
 
@@ -28,9 +31,9 @@ def imported(tree: ast.AST) -> list[str]:
 def test_nothing_in_the_product_imports_published_systems_or_the_lab() -> None:
     wrong = [
         f"{path.relative_to(SRC)} imports {name}"
-        for path in sorted(SRC.rglob("*.py"))
+        for path in all_files()
         if path.relative_to(SRC).parts[0] not in APART
-        for name in imported(ast.parse(path.read_text(encoding="utf-8")))
+        for name in imported(tree_of(path))
         if name.split(".")[:1] == ["lamina"] and name.split(".")[1:2] and name.split(".")[1] in APART
     ]
     assert not wrong
@@ -38,7 +41,7 @@ def test_nothing_in_the_product_imports_published_systems_or_the_lab() -> None:
 
 def test_published_systems_do_not_need_the_lab() -> None:
     files = sorted((SRC / "published").rglob("*.py"))
-    assert not [file for file in files for name in imported(ast.parse(file.read_text())) if name.startswith("lamina.lab")]
+    assert not [file for file in files for name in imported(tree_of(file)) if name.startswith("lamina.lab")]
 
 
 def test_a_server_loads_neither() -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-SRC = Path(__file__).parent.parent / "src" / "lamina"
+from tests.source_trees import SRC, all_files, tree_of
+
+pytestmark = pytest.mark.xdist_group("source")
 DOCS = SRC.parent.parent / "docs"
 
 WHERE = {
@@ -55,12 +57,12 @@ ONE_NAME_PER_PLUGIN = {"Policy"}
 
 
 def product() -> list[Path]:
-    return [path for path in SRC.rglob("*.py") if path.relative_to(SRC).parts[0] not in ("published", "lab")]
+    return [path for path in all_files() if path.relative_to(SRC).parts[0] not in ("published", "lab")]
 
 
 @pytest.fixture(scope="module")
 def trees() -> dict[Path, ast.Module]:
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in SRC.rglob("*.py")}
+    return {path: tree_of(path) for path in all_files()}
 
 
 def words(name: str) -> str:
