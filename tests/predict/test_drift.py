@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from lamina.predict.drift import INITIAL_DEVIATION, PLAN_DEVIATIONS, DriftingMean, LatencyCurve
+from lamina.predict.online import INITIAL_DEVIATION, PLAN_DEVIATIONS, DriftingMean, LatencyCurve
 
 MS = 1_000.0
 

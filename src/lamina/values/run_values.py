@@ -26,7 +26,7 @@ from lamina.values.asl_values import AslValues, Encoded
 from lamina.values.flow_analysis import FlowAnalysis
 from lamina.values.python_values import JobArguments, PythonValues, failure_of
 from lamina.values.references import ErrorInfo, ShmRef, Stored, ValuesExhausted
-from lamina.values.shm import ShmPool, ShmReader
+from lamina.values.shm import INLINE_BYTES, ShmPool, ShmReader
 from lamina.values.storage import HeldValues, ValueScope, ValueStorage
 
 
@@ -44,7 +44,8 @@ class RunValues:
         limit_bytes: int = 2**62,
     ) -> None:
         self._limit_bytes = limit_bytes
-        self.held_bytes = 0  #: of all runs: inline values, and those in slots of other processes
+        self.held_bytes = 0  #: of all runs: inline values, and those in slots of other processes; our own pool counts its slots
+        self._held: dict[str, int] = {}  #: and of each
         self._own = pool.owner if pool is not None else ""
         self._runs: dict[str, HeldValues] = {}
         self._analyses: dict[str, FlowAnalysis] = {}  #: by name of a flow: of the one that was opened last
@@ -62,14 +63,18 @@ class RunValues:
         if analysis is None or analysis.flow is not flow:  # deployed since
             analysis = self._analyses[flow.name] = FlowAnalysis(flow)
         slots: list[ShmRef] = []
-        stored = {name: self._storage.store(slots, blob) for name, blob in inputs.items()}
+        stored: dict[str, Stored] = {}
+        for name, blob in inputs.items():
+            is_small = type(blob) is bytes and len(blob) <= INLINE_BYTES
+            stored[name] = blob if is_small else self._storage.store(slots, blob)
         asl_run = self._asl_values.open(call_id, flow, stored, began_us) if analysis.is_asl else None
         errors = asl_run.errors if asl_run is not None else {}
         held = 0
         for value in stored.values():
             held += len(value) if type(value) is bytes else value.size if value.owner != self._own else 0  # type: ignore[union-attr]
         self.held_bytes += held
-        self._runs[call_id] = HeldValues(stored, {ROOT: ValueScope(flow, analysis)}, errors, asl_run, slots, began_us > 0, held)
+        self._runs[call_id] = HeldValues(stored, {ROOT: ValueScope(flow, analysis)}, errors, asl_run, slots, began_us > 0)
+        self._held[call_id] = held
 
     def copied(self, inputs: dict[str, Any]) -> dict[str, bytes]:
         """Inputs as bytes of this process, for more than one run."""
@@ -109,7 +114,7 @@ class RunValues:
         self._provided.pop(call_id, None)
         run = self._runs.pop(call_id, None)
         if run is not None:
-            self.held_bytes -= run.bytes
+            self.held_bytes -= self._held.pop(call_id)
             for ref in run.slots:
                 self._storage.free(ref)
 
@@ -152,7 +157,7 @@ class RunValues:
             raise ValuesExhausted(f"no room for {size} bytes: the values of runs in flight have {self.held_bytes}")
         if isinstance(value, ShmRef):
             run.slots.append(value)
-        run.count(size)
+        self._held[job.call_id] += size
         self.held_bytes += size
         self._put(run, job.scope, job.node, value)
 

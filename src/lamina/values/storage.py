@@ -102,10 +102,6 @@ class HeldValues:
     asl_run: AslRun | None  #: of a flow written as states: then its values are there
     slots: list[ShmRef]  #: to be freed at its end
     durable: bool
-    bytes: int = 0  #: held inline and in slots of other processes; slots of our own pool are counted there
-
-    def count(self, size: int) -> None:
-        self.bytes += size
 
     def make_scopes(self, scope: ValueScope, node: Node, first_scope: int, items: Sequence[Stored | None]) -> list[ValueScope]:
         """Add scopes for the items of a map or the branches of a parallel, numbered from `first_scope`."""

@@ -60,7 +60,8 @@ class CallHandler:
         self.explain = explain
         self.rejections = RejectionCache(driver)
         self._process = process
-        self._cold_start_grace = cold_start_grace
+        self._grace = cold_start_grace
+        self._observed_loads = cold_start_grace.observed
         self._tracer = tracer
         self._runs = runs
         self._codecs = codecs
@@ -119,7 +120,9 @@ class CallHandler:
             call_id,
             target.name,
             arrived_us,
-            target.slo if deadline_us else self._cold_start_grace.effective_slo(target.name, target.slo),
+            target.slo
+            if deadline_us or target.name in self._observed_loads
+            else self._grace.effective_slo(target.name, target.slo),
             deadline_us=deadline_us,
             tenant=caller.tenant,
             priority=priority,

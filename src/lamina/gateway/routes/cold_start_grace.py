@@ -21,16 +21,16 @@ class ColdStartGrace:
 
     def __init__(self, loop: RealtimeDriver) -> None:
         self._loop = loop
-        self._observed: set[str] = set()
+        self.observed: set[str] = set()  #: targets whose loads were: they are held to their own SLO
 
     def effective_slo(self, target: str, slo: Slo) -> Slo:
         """The SLO of a call without a deadline of its own."""
-        if target in self._observed or slo.on_miss == "serve":
+        if target in self.observed or slo.on_miss == "serve":
             return slo
         state = self._loop.controller.state
         flow = self._loop.controller.flows.get(target)
         if flow is None or all(self._has_observed_load(state.functions[name]) for name in flow.functions):
-            self._observed.add(target)
+            self.observed.add(target)
             return slo
         return msgspec.structs.replace(slo, on_miss="serve")
 
