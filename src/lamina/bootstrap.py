@@ -343,11 +343,14 @@ def open_in_process(
     device = cpu_device()
     if units:
         device = replace(device, units=units)
+    devices = [device]
     if any(function.spec.gpu == "must" for function in app.functions.values()):
-        device = replace(device, id="gpu0", family="gpu")
+        devices = [replace(device, id="gpu0", family="gpu")]
+        if any(function.spec.gpu == "no" for function in app.functions.values()):
+            devices.append(device)
     controller = new_controller(policy or policies.build(DEFAULT_POLICY), online.OnlinePredictor(ProfileTable([])))
     state = StateTable(app.name, call_lookup(controller), lambda target: TargetSource())
-    driver = RealtimeDriver(controller, InProcessEngine(app, device, mocks, state.mark_stateful), RunValues(None, None))
+    driver = RealtimeDriver(controller, InProcessEngine(app, devices, mocks, state.mark_stateful), RunValues(None, None))
     return ServingRuntime(app, driver, state)
 
 

@@ -29,6 +29,7 @@ of the state by one module:
     scheduling/failures.py        retries, quarantine, back-off, hangs         policy.py             what policies see and decide
     rolling_update.py             functions, new versions of instances         lifecycle.py          states, as tables
     scheduling/wakeups.py         deadlines, rechecks, ticks                   membership.py         devices that come and go
+    competition.py                bodies of one function, backups
 
 **How they fit.** `scheduling/` is whole without the other two: a call is jobs, and their `JobOwner` is told how they end. The
 owner of a plain function's job is the call registry, which replies; that of a workflow's jobs is the engine, which moves tokens
@@ -46,6 +47,7 @@ from typing import Any
 
 from lamina.core import events as ev
 from lamina.core.actions import Action, AddDevice, FailCall, WakeAt
+from lamina.core.competition import Competition
 from lamina.core.membership import Membership
 from lamina.core.policy import (
     AdmitRole,
@@ -124,11 +126,12 @@ class Controller:
         self._cluster = cluster = Cluster(state, view, queue, out)
         self._calls = calls = CallRegistry(state, view, queue, wakeups, tenancy, margin, out)
         self._engine = engine = WorkflowEngine(state, self.flows, view, calls, tenancy, out)
+        self._competition = competition = Competition(state, self.flows, view, calls, engine.critical_path.invalidate)
         role = policy if isinstance(policy, AdmitRole) else None
-        self._admission = admission = Admission(role, state, self.flows, view, queue, tenancy, calls, engine, out)
+        self._admission = admission = Admission(role, state, self.flows, view, queue, tenancy, calls, engine, competition, out)
         self.rolling_update = update = RollingUpdate(state, view, queue, cluster, policy.order)
         self._failures = failures = Failures(state, view, queue, cluster, update, calls, hang_floor_us)
-        self._members = members = Membership(state, cluster, queue, failures, update, engine.critical_path.invalidate, out)
+        self._members = members = Membership(state, cluster, queue, failures, update, competition.on_devices_changed, out)
         completions = Completions(state, view, cluster, tenancy, update)
         self._handlers: dict[type, Callable[[Any], None]] = {
             ev.CallArrived: admission.on_call_arrived,
@@ -167,7 +170,10 @@ class Controller:
     def take_actions(self) -> list[Action]:
         """Actions decided so far; after `handle` raised a PolicyError, what was decided before it stands."""
         out = self._out
-        tick_us = self._wakeups.next_tick_us(self.view.now_us, self._engine.timers.next_us)
+        timer_us = self._engine.timers.next_us
+        if self._competition.backups:
+            timer_us = min(timer_us, self._competition.next_us)
+        tick_us = self._wakeups.next_tick_us(self.view.now_us, timer_us)
         if tick_us:
             out.append(WakeAt(tick_us))
         actions = out[:]
@@ -201,7 +207,7 @@ class Controller:
     @property
     def next_run_timer_us(self) -> int:
         """When the first wait, pause or timeout of a run is due. A simulator with nothing else to do may skip to it."""
-        return self._engine.timers.next_us
+        return min(self._engine.timers.next_us, self._competition.next_us)
 
     def wrap_roles(self, wrap: Callable[[str, Any], Any]) -> None:
         """Put something around each role of the policy, by name: a stopwatch, say."""
@@ -237,6 +243,8 @@ class Controller:
         try:
             if self._engine.timers.next_us <= now_us:
                 self._engine.fire_timers()
+            if self._competition.backups and self._competition.next_us <= now_us:
+                self._competition.start_backups()
             for run in wakeups.expired(now_us):
                 self._calls.fail(run, FailCall(run.call.id, "deadline", next((job.node for job in run.jobs.values()), "")))
             wakeups.request(self._dispatch_queue.undefer_due(now_us))
@@ -312,7 +320,7 @@ class Controller:
                 job = decision.job
                 if job.id not in job.run.jobs or not job.is_queued:
                     raise PolicyError(f"job {job.id} does not wait and cannot be dropped")
-                self._calls.fail(job.run, FailCall(job.run.call.id, decision.reason, job.node, job.id))
+                self._competition.give_up_job(job.run, job, decision.reason)
             case LoadInstance():
                 self._cluster.load_instance(decision)
             case UnloadInstance():

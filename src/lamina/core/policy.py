@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from lamina.core.actions import Reject
 from lamina.core.bandwidth import bandwidth_rule
-from lamina.core.scheduling.jobs import Job, Target
+from lamina.core.scheduling.jobs import Job, SoleTask, Target
 from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.slots import Slot as Slot
 from lamina.core.scheduling.slots import next_slot_us, reserved_units, slots
@@ -45,6 +45,13 @@ class Admitted(Struct, frozen=True, gc=False):
     """Admission with the latency expected. Telling it is optional, and makes the next estimate better."""
 
     estimate_us: int
+
+
+class BodyChoice(Struct, frozen=True):
+    """The body of a competing function that gets a call, with the estimate of its admission."""
+
+    task: SoleTask
+    estimate_us: int = 0
 
 
 class Start(Struct, frozen=True):

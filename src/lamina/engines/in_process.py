@@ -53,17 +53,17 @@ class _Instance:
 
 
 class InProcessEngine:
-    """Engine of one device whose batches run in threads of this process. `mocks` stand in for functions, call by call."""
+    """Engine whose batches run in threads of this process. `mocks` stand in for functions, call by call."""
 
     def __init__(
         self,
         app: App,
-        device: DeviceSpec,
+        devices: Sequence[DeviceSpec],
         mocks: Mapping[str, Mock] | None = None,
         on_stateful: Callable[[str], None] = lambda function: None,
     ) -> None:
         self._on_stateful = on_stateful  #: told of functions that read or change state
-        self.devices: Sequence[DeviceSpec] = [device]
+        self.devices: Sequence[DeviceSpec] = devices
         self.shared = EngineShared()
         self.references: SlotReferences | None = None  #: all values are in this process
         self._app = app

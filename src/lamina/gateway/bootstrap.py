@@ -46,7 +46,7 @@ from lamina.gateway.routes.problems import caller_problem, ending_problem, parse
 from lamina.gateway.routes.request_options import OWN_HEADERS
 from lamina.gateway.routes.router import Router
 from lamina.gateway.routes.targets import TargetRegistry, call_targets
-from lamina.planner.capacity_check import check_capacity
+from lamina.planner.capacity_check import absent_bodies, check_capacity
 from lamina.planner.slo_check import Measured, SloShortfall, slo_shortfalls
 from lamina.predict.online import OnlinePredictor
 from lamina.sdk.app import App
@@ -117,7 +117,12 @@ class Gateway:
         self.app, self.driver = app, loop = runtime.app, runtime.driver
         self.cluster = loop.engine if isinstance(loop.engine, ClusterEngine) else None
         if self.cluster is None:  # else there may be more devices later
-            check_capacity(loop.engine.devices, (), [spec for spec in app.deployed().functions if spec.scale.min])
+            deployed = app.deployed()
+            absent = absent_bodies(deployed.flows, {spec.name: spec for spec in deployed.functions}, loop.engine.devices)
+            check_capacity(
+                *(loop.engine.devices, ()),
+                [spec for spec in deployed.functions if spec.scale.min and spec.name not in absent],
+            )
         self.host = listen.host
         self.port = self.grpc_port = 0
         self.process = ProcessStatus()
@@ -483,7 +488,10 @@ def measured_times(predictor: Predictor) -> list[Measured]:
 
 
 def has_required_instances(controller: Controller, optional: set[str]) -> bool:
-    """Every function has its minimum of warm instances."""
+    """Every function has its minimum of warm instances, but for bodies of competing functions that no device can host."""
+    state = controller.state
+    specs = {name: function.spec for name, function in state.functions.items()}
+    optional = optional | absent_bodies(controller.flows.values(), specs, [device.spec for device in state.devices.values()])
     return all(
         name in optional or sum(one.phase is InstancePhase.WARM for one in function.instances.values()) >= function.spec.scale.min
         for name, function in controller.state.functions.items()

@@ -7,9 +7,10 @@ does not fit, the error says which, what it lacks, and what could be had instead
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from lamina.core.workflow.flow import Flow
 from lamina.errors import NoCapacity
 from lamina.types import DeviceSpec, FunctionSpec
 
@@ -43,6 +44,17 @@ def check_capacity(devices: Iterable[DeviceSpec], standing: Iterable[FunctionSpe
         for number in range(spec.scale.min):
             if not _place(spec, free):
                 raise _no_capacity(spec, number, free)
+
+
+def absent_bodies(flows: Iterable[Flow], specs: Mapping[str, FunctionSpec], devices: Iterable[DeviceSpec]) -> set[str]:
+    """Bodies of competing functions that no device here can host, where another body of theirs can be: they are not missed."""
+    found: set[str] = set()
+    families = {device.family for device in devices}
+    for flow in flows:
+        hosted = {name for name in flow.functions if name in specs and any(map(specs[name].fits_family, families))}
+        if flow.competing and hosted:
+            found |= {*flow.functions} - hosted
+    return found
 
 
 def _check_alone(spec: FunctionSpec, free: list[_FreeDevice]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
@@ -17,6 +17,7 @@ from lamina.core.events import Deployed
 from lamina.errors import BadValue, UnknownTarget, checked_text, did_you_mean
 from lamina.kernels.graph import GraphBuilder
 from lamina.sdk.app_state import InMemoryState, KeyValueState, Transaction
+from lamina.sdk.competing_function import CompetingFunction, checked_bodies
 from lamina.sdk.context import context
 from lamina.sdk.cron import parse_cron
 from lamina.sdk.function import Function
@@ -45,6 +46,17 @@ T = TypeVar("T")
 MAX_CACHE_US = 7 * 86_400_000_000
 """Longest time a result is kept."""
 
+_UNSAID: dict[str, Any] = {
+    "batch": 1,
+    "cpu": None,
+    "gpu": None,
+    "scale": None,
+    "quota": None,
+    "home": False,
+    "concurrency": 1,
+}
+"""Options that bodies have, and a function with competing bodies has not."""
+
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -64,6 +76,7 @@ class FunctionOptions(TypedDict, total=False):
     objective: Objective
     concurrency: int
     cache: str | None
+    compete: Sequence[Function[..., Any]] | None
 
 
 class FunctionDecorator(Protocol):
@@ -146,6 +159,7 @@ class App:
         objective: Objective = "",
         concurrency: int = 1,
         cache: str | None = None,
+        compete: Sequence[Function[..., Any]] | None = None,
     ) -> FunctionDecorator | BatchedDecorator:
         """Make a function of a callable, or of a class with `__call__` and, optionally, `load` and `close`.
 
@@ -156,6 +170,8 @@ class App:
         `concurrency` is for functions that await or yield: one instance serves so many calls at once on its cores.
         `cache="10m"` keeps results for so long: an equal call of the same tenant gets the one that is there. For functions whose
         result depends on their inputs alone.
+        `compete=(on_cpu, on_gpu)` names functions of the app that are its bodies: each call goes to one of them, to another too
+        when the first is late or lost. Of the other options `name` and `slo` are its own.
         """
         if bare:
             raise BadValue(f"{user_place()}: @app.function without parentheses", hint="write @app.function()")
@@ -175,10 +191,33 @@ class App:
             "concurrency": concurrency,
             "cache": cache,
         }
+        if compete is not None:
+            return self._competing(compete, name, slo, cache, options)
         _function_spec(
             batch, slo, cpu, gpu, scale, quota, home, lend, idempotent, max_queue, objective, concurrency, cache
         )  # with the line of the mistake
         return lambda target: self.add_function(target, options)
+
+    def _competing(
+        self, compete: Any, name: str | None, slo: SLO | str | None, cache: str | None, options: dict[str, Any]
+    ) -> FunctionDecorator:
+        """Decorator of a function whose bodies are others."""
+        place = user_place()
+        bodies = checked_bodies(compete, place)
+        kept = [key for key in ("batch", "cpu", "gpu", "scale", "quota", "home", "concurrency") if options[key] != _UNSAID[key]]
+        if kept or cache is not None:
+            what = kept[0] if kept else "cache"
+            raise BadValue(f"{place}: {what}= beside compete=", hint="give it to the bodies: each has its own")
+        goal = _slo(slo).spec()
+
+        def decorate(target: Any, /) -> Any:
+            target_name = name or target.__name__
+            self.claim_name(target_name, place)
+            made: CompetingFunction[..., Any] = CompetingFunction(self, target, target_name, goal, place, bodies)
+            self.workflows[target_name] = made
+            return made
+
+        return cast(FunctionDecorator, decorate)
 
     def add_function(
         self, target: Any, options: dict[str, Any], bound: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from lamina import policies
-from lamina.core.workflow.flow import Flow
+from lamina.core.workflow.flow import Flow, competing_flow
 from lamina.errors import BadScenario, LaminaError, UnknownPlugin, unreadable_file
 from lamina.planner.interference import InterferenceModel
 from lamina.plugins import DEFAULT_POLICY
@@ -144,14 +144,30 @@ def _scenario(root: Field, folder: Path) -> Scenario:
 def _flows(section: Field, functions: set[str]) -> tuple[Flow, ...]:
     flows: dict[str, Flow] = {}
     for row in section.items():
-        fields = row.table("name", "slo", "step")
+        fields = row.table("name", "slo", "step", "compete")
         name = required(row, fields, "name")
         if name.text() in flows or name.text() in functions:
             raise name.error(f"{name.value!r} is there already", "functions and workflows share their names")
         slo = read_slo(fields["slo"]) if "slo" in fields else Slo()
+        if "compete" in fields:
+            flows[name.text()] = _competing(name.text(), slo, fields, functions)
+            continue
         steps = required(row, fields, "step", "a workflow is made of [[workflow.step]] tables")
         flows[name.text()] = read_workflow(name.text(), slo, steps, functions)
     return tuple(flows.values())
+
+
+def _competing(name: str, slo: Slo, fields: dict[str, Field], functions: set[str]) -> Flow:
+    """`compete = ["tag_cpu", "tag_gpu"]`: functions that are bodies of one."""
+    bodies = {body.text(): body for body in fields["compete"].items()}
+    for body, field in bodies.items():
+        if body not in functions:
+            raise field.unknown_name(f"there is no function {body!r}", functions)
+    if len(bodies) < 2 or len(bodies) < len(fields["compete"].value):
+        raise fields["compete"].error("at least two different functions compete", "name two functions, or leave it out")
+    if "step" in fields:
+        raise fields["step"].error("steps beside compete", "leave one of them out")
+    return competing_flow(name, list(bodies), slo)
 
 
 def _policy(top: dict[str, Field], about: dict[str, Field], folder: Path) -> tuple[str, dict[str, Any]]:

@@ -47,7 +47,7 @@ def to_toml(scenario: Scenario) -> str:
         if spec.name in used and found:
             lines += ["", *_function(spec, found)]
     for flow in written:
-        lines += ["", "[[workflow]]", f"name = {_text(flow.name)}", *_slo(flow.slo), f"step = [{', '.join(_steps(flow))}]"]
+        lines += ["", "[[workflow]]", f"name = {_text(flow.name)}", *_slo(flow.slo), _body(flow)]
     for target, rate in loads.items():
         lines += ["", "[[load]]", f"target = {_text(target)}", f"rate = {rate:.6g}"]
     return "\n".join(lines) + "\n"
@@ -104,6 +104,12 @@ def _is_writable(flow: Flow) -> bool:
     return all(
         isinstance(node, Task | Pass) or (isinstance(node, Each) and _is_writable(node.body)) for node in flow.nodes.values()
     )
+
+
+def _body(flow: Flow) -> str:
+    if flow.competing:
+        return f"compete = [{', '.join(_text(task.function) for task in flow.bodies)}]"
+    return f"step = [{', '.join(_steps(flow))}]"
 
 
 def _steps(flow: Flow) -> Iterator[str]:

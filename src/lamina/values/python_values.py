@@ -40,7 +40,9 @@ class PythonValues:
 
     def result(self, run: HeldValues, scope: ValueScope) -> Stored:
         if scope.flow.data is None:
-            return self._look_up(run, scope, ("node", next(iter(scope.flow.nodes))))
+            nodes = scope.flow.nodes  # of a competing function the one that has a result
+            ended = next(iter(nodes)) if len(nodes) == 1 else next(name for name in nodes if name in scope.results)
+            return self._look_up(run, scope, ("node", ended))
         return self._value(run, scope, scope.flow.data["result"])
 
     # ----------------------------------------------------------------- arguments

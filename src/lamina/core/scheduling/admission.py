@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lamina.core.actions import Action, Reject
 from lamina.core.events import CallArrived
-from lamina.core.policy import AdmitRole, Admitted, View
+from lamina.core.policy import AdmitRole, Admitted, BodyChoice, View
 from lamina.core.scheduling.calls import CallRegistry, Tenancy
 from lamina.core.scheduling.jobs import Target
 from lamina.core.scheduling.queues import DispatchQueue
 from lamina.core.scheduling.state import ControllerState
 from lamina.types import Call
+
+if TYPE_CHECKING:
+    from lamina.core.competition import Competition
 
 
 class Workflows(Protocol):
@@ -32,8 +36,10 @@ class Admission:
         tenancy: Tenancy,
         calls: CallRegistry,
         workflows: Workflows,
+        competition: Competition,
         out: list[Action],
     ) -> None:
+        self._competition = competition
         self._role = role
         self._state = state
         self._flows = flows
@@ -60,7 +66,9 @@ class Admission:
         tenancy, now_us = self._tenancy, self._view.now_us
         watched = tenancy.enabled or call.tenant != tenancy.sole_tenant or call.priority != 0
         try:
-            verdict = (tenancy.on_call_arrived(now_us, call) if watched else None) or self._decide(call, flow)
+            verdict = (tenancy.on_call_arrived(now_us, call) if watched else None) or (
+                self._choose_body(call, flow) if flow.bodies else self._decide(call, flow)
+            )
         except Exception:
             if watched:  # the queues showed what is ahead of this call: they show all again
                 tenancy.on_admission_decided(now_us, False)
@@ -70,6 +78,9 @@ class Admission:
         if isinstance(verdict, Reject):
             self._out.append(verdict)
             return
+        if isinstance(verdict, BodyChoice):
+            self._competition.start_call(call, flow, verdict)
+            return
         estimated_us = verdict.estimate_us if verdict is not None else 0
         task = flow.sole_task
         if task is not None:
@@ -77,7 +88,11 @@ class Admission:
         else:
             self._workflows.start_run(call, estimated_us)
 
-    def _decide(self, call: Call, flow: Target) -> Admitted | Reject | None:
+    def _choose_body(self, call: Call, flow: Target) -> BodyChoice | Reject:
+        return self._competition.choose(call, flow, partial(self._decide, counts=False), self._on_rejected)
+
+    def _decide(self, call: Call, flow: Target, *, counts: bool = True) -> Admitted | Reject | None:
+        """What becomes of a call. `counts`: a rejection by the policy counts as demand."""
         functions = self._state.functions
         for name in flow.functions:
             function = functions[name]
@@ -86,7 +101,8 @@ class Admission:
                 return Reject(call.id, "queue-full", retry_after_us=1_000_000, why=why)
         verdict = self._role.admit(self._view, call) if self._role is not None else None
         if isinstance(verdict, Reject):
-            self._on_rejected(flow)
+            if counts:
+                self._on_rejected(flow)
         elif call.cost_limit and (least := self._view.least_cost(flow)) > call.cost_limit:
             why = f"it costs {least:.3g} at least, in full batches where it is cheapest; its cost limit is {call.cost_limit:.3g}"
             return Reject(call.id, "cost", why=why, price=least)

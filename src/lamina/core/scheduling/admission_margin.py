@@ -59,7 +59,8 @@ class AdmissionMargin:
         call = run.call
         if not in_time and any(run.flow.expected_jobs.get(job.function, 1.0) < 1 for job in run.jobs.values()):
             return
-        key = f"{call.target}/{call.tenant}" if self._per_tenant else call.target
+        name = run.flow.name  # of a competing function, the body that its call was admitted with
+        key = f"{name}/{call.tenant}" if self._per_tenant else name
         before_us = self._margin_us.get(key, 0.0)
         if in_time and not before_us:  # as nearly all of them
             return

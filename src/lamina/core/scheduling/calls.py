@@ -159,7 +159,7 @@ class CallRegistry:
         run.end()
         if self._tenancy.enabled:
             self._tenancy.on_call_ended(run.call)
-        if run.is_workflow:
+        if run.owner is not self:
             run.owner.on_call_ended(run)
 
     def record_rejection(self, function: FunctionState) -> None:

@@ -111,7 +111,8 @@ class Failures:
                 run.owner.on_job_failed(run, job, reason)
             elif self._view.now_us + fastest_us > job.expires_us:
                 run.remove_job(job)
-                self._calls.fail(run, FailCall(run.call.id, "deadline", job.node, job.id))
+                if not run.jobs or run.flow.sole_task is None:  # else another body of the function is under way for it
+                    self._calls.fail(run, FailCall(run.call.id, "deadline", job.node, job.id))
             else:
                 self._dispatch_queue.enqueue(function, job)
 

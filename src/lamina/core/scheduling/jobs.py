@@ -59,6 +59,9 @@ class Target(Protocol):
     @property
     def sole_task(self) -> SoleTask | None: ...
 
+    @property
+    def bodies(self) -> tuple[SoleTask, ...]: ...  # of a competing function
+
 
 class JobOwner(Protocol):
     """Receiver of the outcomes of jobs. Each job has left its queue or batch, but not yet its call."""

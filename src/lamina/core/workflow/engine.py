@@ -90,6 +90,9 @@ class WorkflowEngine:
         if flow is None or call.id in runs or any(name not in self._state.functions for name in flow.functions):
             self._out.append(Reject(call.id, "duplicate" if call.id in runs else "unknown"))
             return
+        if flow.competing:
+            hosted = [task.function for task in flow.bodies if self._clock.can_host(self._state.functions[task.function])]
+            flow = flow.with_one_body(hosted[0] if hosted else flow.bodies[0].function)
         tenancy, now_us = self._tenancy, self._clock.now_us
         if tenancy.enabled or call.tenant != tenancy.sole_tenant or call.priority != 0:
             tenancy.on_call_arrived(now_us, call)

@@ -13,7 +13,7 @@ writes one common value, as state languages have it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -165,15 +165,27 @@ class Flow(Struct, frozen=True, dict=True):
     slo: Slo = Slo()
     data: Any = None
     timeout_us: int = 0  #: of a run, from its start; 0: none but its call's
+    competing: bool = False  #: its tasks are bodies of one function: one of them serves a call
 
     @cached_property
     def sole_task(self) -> Task | None:
         """The only node, if it is a plain task: a function, which is most calls."""
-        if len(self.nodes) == 1 and not self.timeout_us:
+        if len(self.nodes) == 1 and not self.timeout_us and not self.competing:
             node = next(iter(self.nodes.values()))
             if isinstance(node, Task) and not (node.next or node.error_policy or node.resolves_data):
                 return node
         return None
+
+    @cached_property
+    def bodies(self) -> tuple[Task, ...]:
+        """Of a competing function: its bodies."""
+        return tuple(self.tasks()) if self.competing else ()
+
+    def with_one_body(self, function: str) -> Flow:
+        """A competing function as a flow of one step, by this body. The step has the same name whichever it is: a journal of a
+        run goes on with another body."""
+        first = self.start[0]
+        return Flow(self.name, {first: Task(first, function)}, (first,), self.slo)
 
     @cached_property
     def sole_successor(self) -> dict[str, Task]:
@@ -307,6 +319,11 @@ def _weighted_successors(node: Node) -> Iterator[tuple[str, float]]:
     else:
         for later in node.next:
             yield later, 1.0
+
+
+def competing_flow(name: str, bodies: Sequence[str], slo: Slo) -> Flow:
+    """Flow of a competing function: a task for each body, of which one serves a call."""
+    return Flow(name, {body: Task(body, body) for body in bodies}, tuple(bodies), slo, competing=True)
 
 
 def function_flow(function: str, slo: Slo) -> Flow:

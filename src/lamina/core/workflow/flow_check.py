@@ -15,6 +15,8 @@ def check_deployment(event: Deployed, functions: Collection[str], flows: Collect
     known = {*functions, *(spec.name for spec in event.functions)}
     for flow in event.flows:
         check_flow(flow)
+        if flow.competing and any(task.next or task.data is not None for task in flow.bodies):
+            raise BadFlow(f"{flow.name!r}: bodies of a competing function have no steps after them")
         if flow.name in known:
             raise BadFlow(f"{flow.name!r} is a function and a workflow", hint="give one of them another name")
         for name in flow.functions:

@@ -21,7 +21,7 @@ from lamina.gateway.deploy.app_versions import AppVersion
 from lamina.gateway.deploy.overrides import FunctionOverrides
 from lamina.gateway.deploy.rollout import Rollout
 from lamina.gateway.routes.targets import CallTarget, TargetRegistry, TrafficSplit
-from lamina.planner.capacity_check import check_capacity
+from lamina.planner.capacity_check import absent_bodies, check_capacity
 from lamina.state.triggers import Triggers
 from lamina.types import DeviceSpec, FunctionSpec, Tenant
 
@@ -95,7 +95,8 @@ class ActiveApps:
         """Would it all fit, beside the other apps, and within the tenant's quota?"""
         specs = served.function_specs(self.overrides)
         others = [spec for one in self._loaded_beside(served) for spec in one.function_specs(self.overrides)]
-        check_capacity(self.devices, others, specs)
+        absent = absent_bodies(served.manifest.flows, {spec.name: spec for spec in specs}, self.devices)
+        check_capacity(self.devices, others, [spec for spec in specs if spec.name not in absent])
         mine = [one for one in self.apps.values() if one.tenant == served.tenant and one.app != served.app]
         app_versions.check_quota(tenant, specs + [spec for one in mine for spec in one.function_specs(self.overrides)])
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 from lamina.core.workflow.flow import Each, Flow, Node, Parallel, Task
 from lamina.errors import BadValue, NoCapacity
 from lamina.gateway.deploy.overrides import FunctionOverrides
-from lamina.gateway.routes.targets import CallTarget
+from lamina.gateway.routes.targets import CallTarget, kind_of
 from lamina.sdk.app import NAME_PATTERN
 from lamina.store import kv
 from lamina.store.base import Session
@@ -62,7 +62,7 @@ class AppVersion(Struct, kw_only=True):
     def call_targets(self) -> list[CallTarget]:
         about = {one.name: one for one in self.manifest.about}
         parts = [("function", spec.name, spec.slo, spec.cache_us) for spec in self.manifest.functions]
-        parts += [("workflow", flow.name, flow.slo, 0) for flow in self.manifest.flows]
+        parts += [(kind_of(flow), flow.name, flow.slo, 0) for flow in self.manifest.flows]
         return [
             CallTarget(
                 *(name, kind, about[name].params, slo, about[name].doc, self.tenant, about[name].signature, about[name].returns),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lamina.core.workflow.flow import Flow
 from lamina.gateway.observability.metrics import CallOutcomes
 from lamina.sdk.app import App
 from lamina.sdk.binding import Param
@@ -98,13 +99,18 @@ class TargetRegistry:
         return set().union(*(functions() for functions in self._optional))
 
 
+def kind_of(flow: Flow) -> str:
+    """What a flow is to clients: bodies that compete are one function."""
+    return "function" if flow.competing else "workflow"
+
+
 def call_targets(app: App) -> list[CallTarget]:
     functions = [
         CallTarget(f.name, "function", f.params, f.spec.slo, f.doc, "", f.signature, f.result_schema, cache_us=f.spec.cache_us)
         for f in app.functions.values()
     ]
     workflows = [
-        CallTarget(w.name, "workflow", w.params, w.flow.slo, w.doc, "", w.signature, w.result_schema)
+        CallTarget(w.name, kind_of(w.flow), w.params, w.flow.slo, w.doc, "", w.signature, w.result_schema)
         for w in app.workflows.values()
     ]
     return functions + workflows

@@ -159,7 +159,7 @@ class BatchPlanner:
         start_by_us = min(head.due_us, head.expires_us) - int(latency_us(count + 1) * (1 + self.optimizer.spare)) - 1
         start_by_us -= slot.device.way_us
         if is_function:  # a batch that waits to the last moment is late as often as batches are
-            start_by_us -= view.admission_margin_us(head.run.call.target)
+            start_by_us -= view.admission_margin_us(head.run.flow.name)
         until_us, again = 0, count + 1
         if function.expected_jobs >= 1:
             until_us = wait_for_upstream_us(view, function, count, now_us, latency_us, start_by_us)
