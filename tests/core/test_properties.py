@@ -52,6 +52,12 @@ def test_a_hundred_orders_of_events_keep_every_invariant_too():
         ends_in_quiet_with_one_ending_for_each_call(seed)
 
 
+@pytest.mark.parametrize("seed", [1794])
+def test_worlds_that_were_wrong_once_are_right(seed):
+    """Found by `make soak`."""
+    ends_in_quiet_with_one_ending_for_each_call(seed)
+
+
 @some
 @given(worlds, st.sampled_from(("frontier", "edf")))
 def test_no_call_is_rejected_with_an_offer_inside_its_deadline_or_a_price_within_its_limit(world, policy):

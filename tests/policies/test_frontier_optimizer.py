@@ -123,6 +123,16 @@ def test_a_slice_elsewhere_is_waited_for_if_it_saves_more_than_three_percent(che
     assert len(found) == places
 
 
+def test_cores_and_units_of_a_gpu_have_tables_of_their_own_although_their_devices_are_alike():
+    """World 1794: cores of a host and a GPU of one kind name, where the table of the one kept the function off the other."""
+    limits = {"kind": "k", "units": 8, "memory_mib": 100, "limits": FREE}
+    cores, gpu = (Device(DeviceSpec(id=family, family=family, **limits)) for family in ("cpu", "gpu"))  # type: ignore[arg-type]
+    view, tables = a_world(cores, gpu), ConfigTables()
+    asking = FunctionState(FunctionSpec(name="f", cores=3, concurrency=40, parts=6, share=0.25, gpu="may"), Queue("f", "due"))
+    assert tables.table_for(view, asking, cores).unit_counts == (3,)
+    assert 2 in tables.table_for(view, asking, gpu).unit_counts
+
+
 # ---------------------------------------------------------------------------------------------------------------- reserved slices
 
 

@@ -275,7 +275,7 @@ class ConfigTables:
 
 def _shape(spec: DeviceSpec) -> tuple[object, ...]:
     """All that times and prices depend on: devices that share it share their tables."""
-    return (spec.kind, spec.units, spec.limits, spec.price_per_s, spec.cores, spec.core_price_per_s)
+    return (spec.kind, spec.family, spec.units, spec.limits, spec.price_per_s, spec.cores, spec.core_price_per_s)
 
 
 # ------------------------------------------------------------------------ kinds of devices
