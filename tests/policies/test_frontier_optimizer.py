@@ -133,6 +133,16 @@ def test_cores_and_units_of_a_gpu_have_tables_of_their_own_although_their_device
     assert 2 in tables.table_for(view, asking, gpu).unit_counts
 
 
+def test_a_function_that_is_deployed_anew_has_tables_of_the_slices_it_asks_for_now():
+    """World 11166: it had been light, and was asked for on the cores of before."""
+    cores = Device(DeviceSpec(id="cpu", kind="cpu", units=8, memory_mib=100, family="cpu", limits=FREE))
+    view, tables = a_world(cores), ConfigTables()
+    before = FunctionState(FunctionSpec(name="f", cores=3, concurrency=40, parts=6), Queue("f", "due"))
+    assert tables.table_for(view, before, cores).unit_counts == (3,)
+    after = FunctionState(FunctionSpec(name="f", cores=2), Queue("f", "due"))
+    assert 2 in tables.table_for(view, after, cores).unit_counts
+
+
 # ---------------------------------------------------------------------------------------------------------------- reserved slices
 
 

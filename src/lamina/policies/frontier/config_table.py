@@ -117,6 +117,7 @@ class ConfigTable:
     times_built: int = 1  #: for this function and kind of device
     built_us: int = 0
     recheck_us: int = 0  #: when it is next compared with what is predicted
+    function: FunctionSpec | None = None  #: that it was built for
     batch_sizes: list[int] = field(init=False)
     is_known: bool = field(init=False)  #: a latency is known
     _slices: list[tuple[int, int, float]] = field(init=False)  #: all there are: units, cores, price
@@ -246,9 +247,11 @@ class ConfigTables:
         key = (function.spec.name, known[1])
         table = self._tables.get(key)
         now_us = view.now_us
+        if table is not None and table.function is not function.spec:  # deployed anew, or resized: other slices and batches
+            table = None
         if table is not None and table.is_known and now_us < table.recheck_us:
             return table
-        if table is None or table.is_stale() or table.max_batch != function.spec.max_batch:
+        if table is None or table.is_stale():
             times_built = table.times_built + 1 if table is not None else 1
             table = self._tables[key] = self._build(view, function, device, times_built)
         least_us = FIRST_CHECK_US * min(table.times_built, NOISY_BUILDS)
@@ -270,7 +273,7 @@ class ConfigTables:
         latency_us = partial(view.predictor.latency_us, spec.name, where.kind)
         units, cores = unit_counts_on(spec, where), core_counts_on(spec, where)
         part = spec.parts_on(where) / WHOLE_UNIT
-        return ConfigTable(latency_us, spec.max_batch, units, cores, where, part, times_built, view.now_us)
+        return ConfigTable(latency_us, spec.max_batch, units, cores, where, part, times_built, view.now_us, function=spec)
 
 
 def _shape(spec: DeviceSpec) -> tuple[object, ...]:
