@@ -82,9 +82,10 @@ class RoundDispatcher:
                 jobs[:count], device
             )
 
-        count = largest_batch_within(len(jobs), head.expires_us - view.reach_us(device), latency_us)
+        first = jobs[0]  # in a fair queue that need not be the head
+        count = largest_batch_within(len(jobs), first.expires_us - view.reach_us(device), latency_us)
         if not count or (count < len(jobs) and waiting > batch):
-            yield Drop(head)
+            yield Drop(first)
             return False
         self._served[instance.id] = self._served.get(instance.id, 0.0) + count / max(1e-9, place.turn.per_s)
         opening = Slot(instance, device, device.homes[instance.id], None, view.reach_us(device), cores)
