@@ -7,7 +7,7 @@ import math
 import pytest
 
 from lamina.core.actions import DropJob, FailCall, Kill, Load, Unload
-from lamina.core.events import BatchFailed, BatchFinished, DeviceJoined, DeviceLost, Heartbeat, InstanceLost
+from lamina.core.events import BatchFailed, BatchFinished, DeviceJoined, DeviceLost, Heartbeat, InstanceLost, JobOutcome
 from lamina.core.scheduling.failures import BACKOFF_US, LOAD_TIMEOUT_US, MAX_CRASHES
 from lamina.policies import edf, fifo
 from lamina.types import DeviceSpec, SliceLimits
@@ -121,6 +121,14 @@ def test_a_failed_batch_leaves_its_instance_alive(script: Script):
     script.tell(BatchFailed(1, "out-of-memory"))
     assert script.sizes == [4, 2, 2]
     assert {batch.instance for batch in script.batches} == {"f-1"}
+
+
+def test_outcomes_of_which_it_is_not_known_whose_they_are_are_no_answer_to_any_call(script: Script):
+    script.given(a_function(max_batch=4), warm=False)
+    script.arrives("a", "b")
+    script.ready("f-1")
+    script.finishes(1, outcomes=(JobOutcome(),))
+    assert [script.ending(name) for name in "ab"] == ["bad-result", "bad-result"]
 
 
 def test_a_job_that_fails_alone_twice_fails_with_the_reason(script: Script):

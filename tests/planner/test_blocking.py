@@ -102,6 +102,12 @@ def test_where_nothing_is_free_in_time_the_block_that_is_free_first_is_not_taken
     assert keep_units(UNITS, False, [left, right], [Claim(200, "f", 3, 1)], free=0b001000, at_us=0) == 0b000111
 
 
+def test_claims_are_placed_anew_where_the_first_one_took_the_place_of_the_last():
+    """One unit at the end of six that start at multiples of their size, then three and two: two would be left out."""
+    wanted = [Claim(1_000, "f", 1, 1), Claim(2_000, "g", 3, 1), Claim(2_000, "h", 2, 1)]
+    assert keep_units(6, True, (), wanted, 0b111111, 0) == 0b111111
+
+
 def test_a_home_is_kept_as_it_is():
     assert keep_units(UNITS, False, [], [Claim(200, "f", 2, 1, home=0b11)], free=EVERYTHING, at_us=0) == 0b11
 

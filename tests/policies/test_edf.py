@@ -8,6 +8,7 @@ import pytest
 
 from lamina.core.actions import FailCall, Reject, StartBatch
 from lamina.core.events import BatchFailed, InstanceLost
+from lamina.core.policy import View
 from lamina.core.workflow.flow import Each, Flow, Task
 from lamina.policies import edf
 from lamina.sim.run import run
@@ -48,6 +49,11 @@ def test_equal_deadlines_are_served_in_the_order_of_arrival(busy: Script):
 def test_the_hopeless_is_refused_on_arrival_and_told_what_could_be_had(busy: Script):
     """The slice is free in 10 ms and a batch takes another 10."""
     assert busy.arrives("c", within_us=15 * MS) == [Reject("c", "deadline", retry_after_us=5 * MS, offer_us=20 * MS)]
+
+
+def test_the_margin_of_admission_is_part_of_the_offer(busy: Script, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(View, "admission_margin_us", lambda view, target: 6 * MS)
+    assert busy.arrives("c", within_us=25 * MS) == [Reject("c", "deadline", retry_after_us=1 * MS, offer_us=26 * MS)]
 
 
 def test_the_offer_keeps_its_word(busy: Script):

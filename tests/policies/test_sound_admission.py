@@ -144,3 +144,15 @@ def test_however_little_time_a_call_has_it_is_offered_the_time_that_it_takes(scr
     script.given(a_function(slo=Slo(latency_us=100 * MS)), policy=frontier.Policy(), takes={"f": 5 * MS})
     (rejection,) = [action for action in script.arrives("c", within_us=within_us) if isinstance(action, Reject)]
     assert 5 * MS <= rejection.offer_us <= 6 * MS
+
+
+@pytest.mark.parametrize(("within_us", "is_shed"), [(None, False), (900 * MS, True)])
+def test_in_overload_a_call_without_a_goal_waits_and_one_with_a_goal_is_shed(
+    script: Script, within_us: int | None, is_shed: bool
+):
+    """Its fair share comes later than it has time for, whatever that is."""
+    script.given(a_function(), policy=frontier.Policy(), takes={"f": 10 * MS}, engine=True)
+    shedder = "lamina.policies.frontier.load_shedding.LoadShedder"
+    with patch(f"{shedder}.on_call_arrived", lambda *_: 10**15), patch(f"{shedder}.is_tight", lambda *_: True):
+        said = script.arrives("c", within_us=within_us) if within_us else script.arrives("c")
+    assert any(isinstance(one, Reject) for one in said) == is_shed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from lamina.core.workflow.journal_entry import JournalEntry
@@ -39,6 +41,18 @@ def test_a_portion_is_bounded_in_number_and_in_bytes(place: str):
         ]
 
     assert within(place, work) == [([1, 2], False), ([1, 2, 3, 4, 5], False), ([1], False), ([4, 5], True), ([], True)]
+
+
+def test_an_idempotency_key_is_its_tenant_s_and_stands_for_one_body(place: str):
+    def used(number: int, tenant: str, digest: str) -> Callable[[Session], RunRow]:
+        return lambda db: runs.accept(db, row(number, tenant=tenant), b"inputs", "key", digest)
+
+    async def work(store: Store) -> tuple[list[int], LaminaError | RunRow]:
+        made = [await written(store, used(*one)) for one in ((1, "acme", "x"), (2, "acme", "x"), (3, "evil", "y"))]
+        return [int(one.id, 16) for one in made], await written(store, used(4, "acme", "y"))
+
+    ids, refused = within(place, work)
+    assert ids == [1, 1, 3] and isinstance(refused, Conflict)
 
 
 def test_a_run_ends_once(place: str):

@@ -39,6 +39,13 @@ def test_it_holds_for_others_of_its_target_and_tenant():
     assert found.find("g", "", 1_500) is None
 
 
+def test_that_of_a_tenant_is_not_the_operator_s():
+    _, found = cache()
+    found.cached.clear()
+    found.store("f", "acme", 1_000, REJECTION)
+    assert found.find("f", "acme", 1_500) is not None and found.find("f", "", 1_500) is None
+
+
 def test_it_ends_with_its_time():
     _, found = cache()
     assert found.find("f", "", 1_000 + MAX_AGE_US) is None
