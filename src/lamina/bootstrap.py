@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -130,7 +131,8 @@ def open_local(
     policy = policy or policies.build(DEFAULT_POLICY)
     controller = new_controller(policy, predictor, explain=explain, hang_floor_us=hang_floor_us)
     functions = controller.state.functions
-    shared = EngineShared(environment, lambda name: functions[name].spec if name in functions else None, log_level)
+    users = tenant_users if os.geteuid() == 0 else (0, 0)
+    shared = EngineShared(environment, lambda name: functions[name].spec if name in functions else None, log_level, users)
     state = StateTable(app.name, call_lookup(controller), shared.source)
     limits = _shm_limits(memory_bytes)
     isolation = ProcessIsolation(tenant_users)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +24,8 @@ from lamina.drivers.engine import TargetSource
 from lamina.engines.isolation import Homes, ProcessIsolation, Walls, parse_users
 from lamina.errors import BadValue
 from lamina.ipc.confinement import Confinement, clean_environment, end_cgroup, memory_kills
+from lamina.server import listener, origins
+from lamina.server.listener import UNKNOWN_USER, peer_user
 from lamina.types import FunctionSpec
 from lamina.values.references import ShmRef
 from lamina.values.shm import ShmReader
@@ -220,6 +224,83 @@ def test_h3_code_that_runs_when_an_app_is_imported_is_behind_the_same_walls(
 
     said = run(work)
     assert "[200000, ['1'], False]" in said and said.startswith("app.py "), said  # as it is named in the package (M9)
+
+
+KNOCK = """
+import socket, lamina
+app = lamina.App("evil-app")
+
+def said(port, head, wait=True):
+    with socket.socket() as client:
+        client.connect(("127.0.0.1", port))
+        client.sendall(head.encode())
+        return int(client.recv(4096).split()[1]) if wait else 0
+
+@app.function(scale=lamina.Scale(min=1, max=1))
+def evil_knock(calls, management, token):
+    def head(line, *more):
+        return "\\r\\n".join((line + " HTTP/1.1", "host: 127.0.0.1", "content-length: 0", *more, "", ""))
+    for _ in range(20):
+        said(calls, head("PUT /v1/state/k", "content-type: application/json").replace("length: 0", "length: 1") + "2", wait=False)
+    ways = [(calls, "GET /v1/state/k"), (calls, "GET /v1/status")]
+    ways += [(management, "POST /v1/admin/token/list"), (management, "GET /v1/apps")]
+    return {
+        "without": [said(port, head(line)) for port, line in ways],
+        "with": [said(port, head(line, f"authorization: Bearer {token}")) for port, line in ways],
+    }
+"""
+
+
+@needs_walls
+def test_h3_a_tenant_s_code_on_this_machine_is_not_its_operator(app: Path, tmp_path: Path) -> None:
+    """On loopback no token is asked for, and its functions run there: they need one all the same, also if they do not wait."""
+
+    async def work() -> tuple[Any, Any]:
+        async with managed(app, tmp_path / "kept", trusts_deployers=False, runs=True) as server:
+            token = await server.token("invoke", "read", "deploy", tenant="evil")
+            assert (await server.deploy("evil-app", KNOCK, token)).status == 200
+            assert (await server.call("/v1/state/k", 1, method="PUT")).status == 200
+            inputs = {"calls": server.gateway.port, "management": server.admin.port, "token": token}
+            found = await server.call("/v1/functions/evil_knock", inputs, token)
+            return found.json, (await server.call("/v1/state/k", method="GET")).json
+
+    found, kept = run(work)
+    assert found["without"] == [401] * 4
+    assert found["with"] == [404, 403, 403, 200], "what its token may"
+    assert kept["value"] == 1, "a request whose sender is gone was carried out as the operator's"
+
+
+def connected(user: int) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """A connection of a process of that user."""
+    code = "import os, socket, sys\nc = socket.socket()\nos.setuid(int(sys.argv[2]))\nc = socket.socket()\n"
+    code += "c.connect(('127.0.0.1', int(sys.argv[1])))\nsys.stdin.read()\n"
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        command = [sys.executable, "-c", code, str(listening.getsockname()[1]), str(user)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE)
+        listening.settimeout(30)
+        return listening.accept()[0], process
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a process of another user")
+def test_the_kernel_says_whose_the_other_end_of_a_connection_is() -> None:
+    connection, process = connected(200_007)
+    with connection, process:
+        ends = connection.getsockname(), connection.getpeername()
+        assert peer_user(*ends) == listener._listed_user(*ends) == 200_007
+        process.communicate(b"")
+        connection.settimeout(30)
+        assert connection.recv(1) == b""
+        assert peer_user(*ends) == listener._listed_user(*ends) == UNKNOWN_USER, "its process is gone: it is no one's"
+
+
+def test_only_loopback_listeners_ask_whose_a_connection_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: Any = SimpleNamespace(get_extra_info=lambda name: ("127.0.0.1", 1))
+    users = iter([5, 1_500, UNKNOWN_USER])
+    monkeypatch.setattr(origins, "peer_user", lambda local, peer: next(users))
+    policy = origins.OriginPolicy("127.0.0.1", origins.OriginSettings(tenant_users=(1_000, 2_000)))
+    assert [policy.is_of_tenant(ends) for _ in range(3)] == [False, True, True]
+    assert not origins.OriginPolicy("127.0.0.1").is_of_tenant(ends)
+    assert not origins.OriginPolicy("10.0.0.1", origins.OriginSettings(tenant_users=(1_000, 2_000))).is_of_tenant(ends)
 
 
 @needs_walls

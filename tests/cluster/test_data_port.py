@@ -123,3 +123,23 @@ def test_a_stranger_gets_no_byte(tmp_path: Path, data: bytes):
             while piece := stranger.recv(4_096):
                 answer += piece
         assert answer in (b"", (-1).to_bytes(8, "little", signed=True))
+
+
+def test_without_a_join_token_only_processes_of_this_user_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Any process could make tickets then: the cell and the epoch are told to all that ask."""
+    pool = ShmPool(str(tmp_path), "gateway", 2**20)
+    port = DataPort(str(tmp_path), "127.0.0.1", 0, only_own=True)
+    port.set_key(KEY)
+    client = DataClient()
+    try:
+        ref = pool.put(b"mine" * 20_000)
+        assert ref is not None
+        asked = ref_for(KEY, join_address("127.0.0.1", port.port), ref)
+        assert fetched(client, asked) == b"mine" * 20_000
+        client.close()
+        monkeypatch.setattr(data_port, "peer_user", lambda local, peer: 200_000)
+        with pytest.raises(FetchFailed):
+            fetched(DataClient(), asked)
+    finally:
+        port.close()
+        pool.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from lamina.cluster import agent_listener
+from lamina.cluster import agent_listener, frame_link
 from lamina.cluster.agent_listener import AgentListener, ListenForAgents
 from lamina.cluster.credentials import TlsFiles, proof, read_token
 from lamina.cluster.messages import (
@@ -103,6 +103,22 @@ def test_an_agent_without_the_token_is_refused_and_told_why():
             answer = await agent.hello(token=b"another token of some length")
             assert isinstance(answer, JoinRefused) and answer.code == "join-denied" and "does not know" in answer.message
             assert await agent.next() is None and server.opened == []
+
+    run(work, 30)
+
+
+def test_without_a_token_only_processes_of_this_user_may_join(monkeypatch: pytest.MonkeyPatch):
+    """On loopback there may be none, and code of tenants runs there too: an agent is given all code, values and secrets."""
+
+    async def work() -> None:
+        async with Server(token=b"") as server:
+            async with FakeAgent(server.port) as agent:
+                assert isinstance(await agent.hello(token=b""), Welcome)
+            monkeypatch.setattr(frame_link, "peer_user", lambda local, peer: 200_000)
+            async with FakeAgent(server.port) as agent:
+                answer = await agent.next()
+                assert isinstance(answer, JoinRefused) and answer.code == "join-denied"
+            assert server.opened == ["one"]
 
     run(work, 30)
 

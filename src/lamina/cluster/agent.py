@@ -338,7 +338,8 @@ class Agent:
         self._shared.subscribe_output(self._on_output)
         self._shared.trace(lambda job, batch_id: self._values.origin(job), self._on_spans)
         await self._engine.start(self._on_event, self._values, self._deadline_us)
-        self._data_port = DataPort(self._references.directory.path, config.host, config.port, config.tls.for_server())
+        tls = config.tls.for_server()
+        self._data_port = DataPort(self._references.directory.path, config.host, config.port, tls, only_own=not config.token)
         lag = asyncio.create_task(self._track_lag())
         seek = asyncio.create_task(self._stay_joined(on_joined))
         waits = [asyncio.create_task(event.wait()) for event in (stop, self._done)]

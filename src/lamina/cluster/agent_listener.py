@@ -43,6 +43,8 @@ MAX_STRANGERS = 64
 
 MAX_NODES = 4_096
 
+_GIVE_TOKEN = "give leader and agents a token: `openssl rand -hex 32` makes one"
+
 
 class ListenForAgents(Struct, frozen=True, kw_only=True):
     """Where and how a leader listens for agents. The data port is the next one after it, unless the system chooses both."""
@@ -104,7 +106,9 @@ class AgentListener:
     async def start(self, folder: str) -> None:
         """Listen. `folder` is where the slots of this server are."""
         config = self._config
-        self._data_port = DataPort(folder, config.host, config.port + 1 if config.port else 0, config.tls.for_server())
+        self._data_port = DataPort(
+            folder, config.host, config.port + 1 if config.port else 0, config.tls.for_server(), only_own=not config.token
+        )
         try:
             self._listener = await listen(self._new_link, config.host, config.port, ssl=config.tls.for_server())
         except OSError:
@@ -158,6 +162,10 @@ class AgentListener:
     def _on_open(self, link: FrameLink) -> None:
         if len(self._strangers) >= MAX_STRANGERS:
             link.close("too many connections that have not introduced themselves")
+            return
+        if not self._config.token and link.user not in (0, os.geteuid()):
+            self._strangers[link] = b""
+            self._refuse(link, JoinDenied("there is no join token, and this is a process of another user", hint=_GIVE_TOKEN))
             return
         nonce = self._strangers[link] = os.urandom(32)
         if not self.epoch:

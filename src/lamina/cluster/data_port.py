@@ -22,6 +22,7 @@ from typing import Any
 
 from lamina.cluster.credentials import TICKET_BYTES, TicketKey
 from lamina.errors import LaminaError
+from lamina.server.listener import peer_user
 from lamina.values.references import NodeRef, ShmRef
 from lamina.values.shm_directory import BadSlot, slot_path, spill_path
 
@@ -74,9 +75,11 @@ def _request_of(ref: NodeRef) -> bytes:
 class DataPort:
     """Listener for values of one process' slots. `key` says which ticket is good now; None: none is."""
 
-    def __init__(self, folder: str, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, folder: str, host: str, port: int, tls: ssl.SSLContext | None = None, *, only_own: bool = False) -> None:
+        """`only_own`: only processes of this user are served, for without a join token any other could make tickets."""
         self._folder = folder
         self._tls = tls
+        self._only_own = only_own
         self._key: TicketKey | None = None
         self._open = set[socket.socket]()
         self._lock = threading.Lock()
@@ -107,6 +110,9 @@ class DataPort:
             except OSError:
                 if not self._is_closed:
                     time.sleep(0.1)  # out of files, most likely
+                continue
+            if self._only_own and not _is_own(connection):
+                connection.close()
                 continue
             with self._lock:
                 if len(self._open) >= MAX_CONNECTIONS:
@@ -157,6 +163,13 @@ class DataPort:
         finally:
             os.close(file)
         return True
+
+
+def _is_own(connection: socket.socket) -> bool:
+    try:
+        return peer_user(connection.getsockname()[:2], connection.getpeername()[:2]) in (0, os.geteuid())
+    except OSError:  # it is gone already
+        return False
 
 
 def _open_slot(folder: str, owner: str, slot: int, end: int) -> int:

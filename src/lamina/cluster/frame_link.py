@@ -17,6 +17,8 @@ from msgspec import Struct
 
 from lamina.ipc.framing import FrameError, FrameReader, pack
 from lamina.ipc.immediate_writer import ImmediateWriter
+from lamina.server.listener import UNKNOWN_USER, peer_user
+from lamina.server.origins import is_loopback
 
 log = logging.getLogger("lamina")
 
@@ -47,6 +49,7 @@ class FrameLink(asyncio.Protocol):
         self._has_ended = False
         self._stranger_bytes: int | None = 0  #: None: it is known
         self.peer = ""
+        self.user = UNKNOWN_USER  #: that the process at the other end runs as, if it is on this machine
 
     @property
     def is_open(self) -> bool:
@@ -95,6 +98,8 @@ class FrameLink(asyncio.Protocol):
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         name = transport.get_extra_info("peername")
         self.peer = str(name[0]) if name else ""
+        if name and is_loopback(self.peer):
+            self.user = peer_user(transport.get_extra_info("sockname")[:2], name[:2])
         self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_S, self.close, "it did not introduce itself in time")
         self._on_open(self)
 

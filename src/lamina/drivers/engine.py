@@ -140,9 +140,12 @@ class EngineShared:
         declared: Mapping[str, str] | None = None,
         spec_of: Callable[[str], FunctionSpec | None] = lambda function: None,
         log_level: str = "INFO",
+        tenant_users: tuple[int, int] = (0, 0),
     ) -> None:
         """`declared` is added to the environment of the operator's own functions; `spec_of` finds what a function asks for;
-        from `log_level` on it is shown what functions log."""
+        from `log_level` on it is shown what functions log. `tenant_users` are the first and last user that functions of tenants
+        run as here; 0: they run as no others."""
+        self.tenant_users = tenant_users
         self.log_level = log_level
         self.spec_of = spec_of
         self.declared = dict(declared or {})

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+
+from msgspec import structs
 
 from lamina.access.access_control import AccessControl
 from lamina.bootstrap import ServingRuntime
@@ -115,6 +118,8 @@ class Gateway:
         auth = Authenticator(access, requires_token=not listen.no_auth and check_host(listen.host, access))
         limits, tracer = listen.limits, observers.tracer
         self.app, self.driver = app, loop = runtime.app, runtime.driver
+        origins = structs.replace(listen.origins, tenant_users=loop.engine.shared.tenant_users)
+        self._listen = listen = dataclasses.replace(listen, origins=origins)
         self.cluster = loop.engine if isinstance(loop.engine, ClusterEngine) else None
         if self.cluster is None:  # else there may be more devices later
             deployed = app.deployed()
@@ -224,13 +229,13 @@ class Gateway:
         )
         self.server = HttpServer(
             *(self.router.handle, parse_error_body, limits, OWN_HEADERS, self.budget, auth.check_head),
-            origins=OriginPolicy(listen.host, listen.origins),
+            origins=OriginPolicy(listen.host, origins),
         )
         self.ingress: IngressSupervisor | None = None  #: of the processes that speak HTTP and gRPC, if this one does not
         if listen.ingress:
             slot_refs, requires_token = loop.engine.references, auth.requires_token
             self.ingress = IngressSupervisor(
-                *(self.router, self.oip, slot_refs, limits, listen.tls, listen.origins),
+                *(self.router, self.oip, slot_refs, limits, listen.tls, origins),
                 count=listen.ingress,
                 requires_token=requires_token,
                 memory_bytes=total_bytes - self.budget.limit_bytes,
@@ -241,7 +246,6 @@ class Gateway:
         self.deposed = asyncio.Event()  #: another server leads: this one is of no more use, and is to be started again
         self._runtime = runtime
         self._access = access
-        self._listen = listen
         self._store = store
         self._prepare = prepare
         self._on_triggers: list[Callable[[Triggers], None]] = []

@@ -23,7 +23,7 @@ from lamina.server.http2.hpack import encode
 from lamina.server.http2.stream import Http2Stream
 from lamina.server.listener import Listener, listen
 from lamina.server.memory_budget import MemoryBudget, MemoryCharge
-from lamina.server.origins import PAGE_HEADERS, OriginPolicy
+from lamina.server.origins import NO_TOKEN, PAGE_HEADERS, OriginPolicy
 from lamina.server.request_parser import OwnHeaders
 
 log = logging.getLogger("lamina")
@@ -144,7 +144,8 @@ class GrpcServer:
         def accept() -> asyncio.Protocol:
             if len(self._connections) >= CONNECTIONS and not self._evict_idlest():
                 return _Busy()
-            return Http2Connection(self._open, self._limits, self._connections, loop.time(), turns, own_prefix, self.budget)
+            guards = (own_prefix, self.budget, self.origins)
+            return Http2Connection(self._open, self._limits, self._connections, loop.time(), turns, *guards)
 
         try:
             self._server = await listen(accept, host, port, ssl=secured, **options)
@@ -245,6 +246,9 @@ class _Call:
             stream.end(b"", encode([(b":status", b"415")]))
         elif self._method is None:
             self._fail(RpcError(_UNIMPLEMENTED, "no such method"))
+        elif stream.is_of_tenant and b"authorization" not in headers:
+            self._method = None
+            self._fail(RpcError(_UNAUTHENTICATED, f"{NO_TOKEN[0]} ({NO_TOKEN[1]})"))
         elif (refused := server.refusal(headers)) is not None:
             self._method = None
             self._fail(RpcError(_FORBIDDEN, f"{refused[0]} ({refused[1]})"))

@@ -94,6 +94,7 @@ class HttpConnection(asyncio.Protocol):
         self.server = server
         self.limits = server.limits
         self.address = ""  #: whose share of memory and connections it takes
+        self.is_of_tenant = False  #: its client is code of a tenant on this machine
         self.transport: asyncio.Transport | None = None
         self._writer: ImmediateWriter | None = None
         self.phase = "idle"
@@ -121,6 +122,7 @@ class HttpConnection(asyncio.Protocol):
         self._writer = ImmediateWriter(self.transport)
         peer = getattr(transport, "get_extra_info", None)  # what stands for a transport in a test need not know it
         self.address = address_key(peer("peername")) if peer is not None else ""
+        self.is_of_tenant = peer is not None and self.server.origins is not None and self.server.origins.is_of_tenant(transport)
         try:
             if not self.server.has_room(self.address):
                 raise MemoryExhausted("too many connections", hint="close those that are not needed; all of them are busy")

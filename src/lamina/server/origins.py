@@ -1,8 +1,12 @@
-"""Host and Origin checks: which names a listener answers to, and which web pages may use it from a browser.
+"""Host and Origin checks: which names a listener answers to, which web pages may use it from a browser, and whether a process on
+this machine may be its operator's.
 
 A browser sends requests for any page it shows, also to loopback, where no token is asked for. Two things tell such a request from
 one of a program: the page's origin, and, where a foreign name was made to resolve to this machine (DNS rebinding), the name in
 `Host`. Both are checked on every listener before a body is read. Programs send no Origin and are not concerned.
+
+A process on the same machine is not the operator's because of that: code of tenants runs there too. The kernel says which user
+the other end of a connection belongs to, and those of tenants need a token where others need none.
 """
 
 from __future__ import annotations
@@ -10,12 +14,14 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+from asyncio import BaseTransport
 from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
 from lamina.errors import BadValue
 from lamina.server.exchange import Exchange, HttpRequest
+from lamina.server.listener import UNKNOWN_USER, peer_user
 
 PAGE_HEADERS = frozenset((b"origin", b"sec-fetch-site", b"referer"))
 """Headers of requests that a page has made: without any of them, only the host is looked at."""
@@ -36,6 +42,7 @@ class OriginSettings(Struct, frozen=True, kw_only=True):
 
     hosts: tuple[str, ...] = ()  #: "*": any
     cors: tuple[str, ...] = ()
+    tenant_users: tuple[int, int] = (0, 0)  #: first and last of those that code of tenants runs as; 0: there are none
 
     def check(self) -> None:
         """Raises `BadValue` for what no browser would ever send."""
@@ -62,7 +69,19 @@ class OriginPolicy:
             names.add(socket.gethostname())
         self._names = {name.lower() for name in names}
         self._cors = frozenset(origin.encode() for origin in settings.cors)
+        self._tenant_users = settings.tenant_users
         self.known_hosts: set[bytes] = set()
+
+    def is_of_tenant(self, transport: BaseTransport) -> bool:
+        """Whether a connection is that of a tenant's process on this machine; or may be, where its process is gone."""
+        first, last = self._tenant_users
+        if not last or not self._only_loopback:
+            return False
+        local, peer = (transport.get_extra_info(end) for end in ("sockname", "peername"))
+        if not isinstance(local, tuple) or not isinstance(peer, tuple):
+            return False
+        user = peer_user(local[:2], peer[:2])
+        return user == UNKNOWN_USER or first <= user <= last
 
     def refusal(self, method: str, headers: Mapping[bytes, bytes]) -> tuple[str, str] | None:
         """Why a request is refused, and what to do; None: it is not."""
@@ -121,6 +140,9 @@ class OriginPolicy:
         lines += b"access-control-allow-methods: GET, HEAD, POST, PUT, DELETE\r\naccess-control-max-age: %d\r\n" % PREFLIGHT_S
         exchange.respond(204, b"", b"text/plain", lines)
         return True
+
+
+NO_TOKEN = ("no token", "code of a tenant needs one on every listener: send Authorization: Bearer TOKEN")
 
 
 def _is_same(origin: bytes, headers: Mapping[bytes, bytes]) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httptools
 
 from lamina.server.exchange import HttpRequest
-from lamina.server.origins import PAGE_HEADERS
+from lamina.server.origins import NO_TOKEN, PAGE_HEADERS
 
 if TYPE_CHECKING:
     from lamina.server.http1 import HttpConnection
@@ -199,6 +199,8 @@ class RequestParser:
             refused = origins.refusal(self._parser.get_method().decode("ascii", "replace"), headers)
             if refused is not None:
                 self._fail(403, *refused)
+        if self._connection.is_of_tenant and b"authorization" not in headers:
+            self._fail(401, *NO_TOKEN)
         length, encoding = headers.get(b"content-length", b""), headers.get(b"transfer-encoding", b"")
         if length or encoding:
             self._check_framing(length, encoding)

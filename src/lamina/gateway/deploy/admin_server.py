@@ -135,7 +135,7 @@ async def open_admin(
     manage = AdminRoutes(access, auth, AdminService(access), deploys, output, gateway.process, gateway.cluster, more)
     server = HttpServer(
         *(manage.handle, parse_error_body, LIMITS, OWN_HEADERS, gateway.budget, auth.check_head),
-        origins=OriginPolicy(host, OriginSettings(hosts=allow_hosts)),
+        origins=OriginPolicy(host, OriginSettings(hosts=allow_hosts, tenant_users=gateway.driver.engine.shared.tenant_users)),
     )
     bound = await server.start(host, port, ssl=server_context(*tls) if tls is not None else None)
     return AdminServer(host, bound, access, deploys, output, manage, server, pages, prepared.temporary_folder)

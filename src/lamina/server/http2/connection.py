@@ -62,6 +62,7 @@ from lamina.server.http2.frames import (
 from lamina.server.http2.hpack import Headers, HpackDecoder, HpackError
 from lamina.server.http2.stream import Http2Stream, Service, StreamReceiver
 from lamina.server.memory_budget import CONNECTION_BYTES, MemoryBudget, MemoryCharge, address_key
+from lamina.server.origins import OriginPolicy
 
 log = logging.getLogger("lamina")
 
@@ -157,8 +158,11 @@ class Http2Connection(asyncio.Protocol):
         turns: FrameBudget,
         own_prefix: bytes = b"",
         budget: MemoryBudget | None = None,
+        origins: OriginPolicy | None = None,
     ) -> None:
         self.limits = limits
+        self._origins = origins
+        self.is_of_tenant = False  #: its client is code of a tenant on this machine
         self.address = ""  #: whose share of the memory budget it takes
         self._budget = budget or MemoryBudget()
         self._charge: MemoryCharge | None = None  #: flat, for the connection itself
@@ -202,6 +206,7 @@ class Http2Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         peer = getattr(transport, "get_extra_info", None)  # what stands for a transport in a test need not know it
         self.address = address_key(peer("peername")) if peer is not None else ""
+        self.is_of_tenant = peer is not None and self._origins is not None and self._origins.is_of_tenant(transport)
         try:
             self._charge = self._budget.charge("connections", CONNECTION_BYTES, self.address)
         except LaminaError as error:

@@ -74,6 +74,11 @@ class Http2Stream:
         "window_start_s",
     )
 
+    @property
+    def is_of_tenant(self) -> bool:
+        """Whether its client is code of a tenant on this machine."""
+        return self._connection.is_of_tenant
+
     def __init__(self, connection: Http2Connection, id: int, window: int, has_ended: bool) -> None:
         self._connection = connection
         self.id = id
