@@ -47,6 +47,16 @@ WHERE = {
     "rollout": "gateway/deploy/rollout.py",
     "group commit": "store/group_commit.py",
     "interference": "planner/interference.py",
+    "agent": "cluster/agent.py",
+    "node registry": "cluster/node_registry.py",
+    "leadership": "store/leadership.py",
+    "kernel graph": "kernels/graph.py",
+    "segment": "gpu/segments.py",
+    "memory budget": "server/memory_budget.py",
+    "quarantine": "durable/runs.py",
+    "traffic": "gateway/deploy/traffic.py",
+    "console": "gateway/console/routes.py",
+    "isolation": "engines/isolation.py",
 }
 """What a newcomer searches for, and the file that must be among what a search by name finds."""
 

@@ -37,7 +37,7 @@ class Policy:
             yield Defer(function.spec.name, min(function.queue.head().expires_us, NEVER_US), NEVER_US)
 
     def _time_us(self, view: View, function: FunctionState) -> int:
-        """On the first device it stands on; what stands nowhere has no opening either."""
+        """On the first device that has an instance of it; without one there is no opening either."""
         for instance in function.instances.values():
             count = min(len(function.queue), self.most, function.spec.max_batch)
             return view.latency_us(function.spec.name, view.devices[instance.device], count, instance.units)
