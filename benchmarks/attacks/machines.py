@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import random
 import signal
@@ -27,7 +28,7 @@ from typing import Any
 from benchmarks.attacks.campaign import Round, judged, options_for, run_campaign, spread
 from benchmarks.attacks.histories import Clients, Following, judge
 from benchmarks.attacks.network import Network, has_namespaces, machines
-from benchmarks.attacks.pair import APP, Pair, free_port, postgres_pair, sqlite_pair
+from benchmarks.attacks.pair import APP, Pair, free_port, free_ports_for_agents, postgres_pair, sqlite_pair
 
 TOKEN = "a token of the campaign alone"
 NODES = ("a", "b", "c")
@@ -85,6 +86,7 @@ class MachineFault:
     silence_s: float  #: the longest without an answer of the function with one instance
     twin_silence_s: float  #: the same of the one that stands on two machines
     twin_slowest_s: float  #: its slowest call
+    front_slowest_s: float  #: the slowest through a front door, by clients that repeat nothing
     failed: int  #: plain calls that were answered with an error, or not at all
 
 
@@ -199,6 +201,7 @@ class PlainCalls:
 
     urls: list[str]
     function: str
+    repeats: bool = True  #: a call whose answer is not known is asked again; False: the front door is to see to that
     answered: list[tuple[float, float]] = field(default_factory=list)  #: when, and after how long
     failed: int = 0
     _is_on: bool = True
@@ -213,8 +216,8 @@ class PlainCalls:
             number += 1
             body, began_s = {"what": "pass", "name": f"{client}-{number}"}, time.monotonic()
             while True:  # until it is answered: a client that may repeat
-                answer = await to.ask("POST", f"/v1/functions/{self.function}", body, timeout_s=10.0)
-                if answer.is_ok or (answer.status > 0 and answer.status != 503):
+                answer = await to.ask("POST", f"/v1/functions/{self.function}", body, timeout_s=10.0 if self.repeats else 30.0)
+                if answer.is_ok or not self.repeats or (answer.status > 0 and answer.status != 503):
                     break
             if answer.is_ok:
                 self.answered.append((time.monotonic(), time.monotonic() - began_s))
@@ -276,11 +279,12 @@ class Attacked:
     agents: Agents
     lone: PlainCalls
     twin: PlainCalls
+    front: PlainCalls  #: of `twin`, through a front door
     load: Load
 
     @property
     def failed(self) -> int:
-        return self.lone.failed + self.twin.failed + self.load.failed
+        return self.lone.failed + self.twin.failed + self.front.failed + self.load.failed
 
     async def nodes_of(self, function: str, asks: int) -> set[str]:
         """Machines whose agents have answered some calls of a function."""
@@ -312,6 +316,7 @@ class Attacked:
             silence_s=self.lone.silence_s(began_s),
             twin_silence_s=self.twin.silence_s(began_s),
             twin_slowest_s=self.twin.slowest_s(began_s),
+            front_slowest_s=self.front.slowest_s(began_s),
             failed=self.failed - failed,
         )
 
@@ -381,10 +386,10 @@ class Attacked:
 
 
 @contextlib.asynccontextmanager
-async def opened(name: str, url: str, network: Network | None) -> AsyncIterator[tuple[Pair, Agents]]:
-    """A pair of servers without devices of their own, and three agents."""
+async def opened(name: str, url: str, network: Network | None) -> AsyncIterator[tuple[Pair, Agents, str]]:
+    """A pair of servers without devices of their own, three agents, and a front door."""
     os.environ["LAMINA_JOIN_TOKEN"] = TOKEN
-    ports = [free_port() for _ in range(2)]
+    ports = [free_ports_for_agents() for _ in range(2)]
     host = network.host if network is not None else "127.0.0.1"
     options = [("--no-devices", "--agents", f"{host}:{port}") for port in ports]
     holder: list[Agents] = []
@@ -396,10 +401,28 @@ async def opened(name: str, url: str, network: Network | None) -> AsyncIterator[
     opening = sqlite_pair(options, with_agents, CODE) if name == "sqlite" else postgres_pair(url, options, with_agents, CODE)
     try:
         async with opening as pair:
-            yield pair, holder[0]
+            joins = ",".join(f"{host}:{port}" for port in ports)
+            async with _front_door(pair.folder, joins) as front:
+                yield pair, holder[0], front
     finally:
         for agents in holder:
             await agents.stop()
+
+
+@contextlib.asynccontextmanager
+async def _front_door(folder: Path, joins: str) -> AsyncIterator[str]:
+    """A front door in a process of its own; its address."""
+    command = [sys.executable, "-m", "lamina", "ingress", "--join", joins, "--port", "0", "--json", "--hold", "30s"]
+    with (folder / "front.log").open("ab") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+    assert process.stdout is not None
+    try:
+        told = json.loads(await asyncio.to_thread(process.stdout.readline))
+        yield str(told["url"])
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 async def play(
@@ -411,12 +434,17 @@ async def play(
     more = (ON_NETWORKS if uses_namespaces else ()) + (ON_POSTGRES if name == "postgres" else ())
     kinds = kinds or (*KINDS, *more)
     with machines(*NODES) if uses_namespaces else contextlib.nullcontext() as network:
-        async with opened(name, url, network) as (pair, agents):
+        async with opened(name, url, network) as (pair, agents, front):
             clients = Clients(pair.urls)
-            under = Attacked(pair, agents, PlainCalls(pair.urls, "lone"), PlainCalls(pair.urls, "twin"), Load(pair.urls))
+            under = Attacked(
+                *(pair, agents, PlainCalls(pair.urls, "lone"), PlainCalls(pair.urls, "twin")),
+                front=PlainCalls([front], "twin", repeats=False),
+                load=Load(pair.urls),
+            )
             clients.start()
             under.lone.start()
             under.twin.start()
+            under.front.start(2)
             under.load.start()
             try:
                 for number in range(faults):
@@ -427,6 +455,7 @@ async def play(
             finally:
                 await under.lone.stop()
                 await under.twin.stop()
+                await under.front.stop()
                 await under.load.stop()
                 history = await clients.stop()
             found.verdict = await judge(history, pair.urls)
@@ -459,6 +488,7 @@ def summary(rounds: Sequence[Round[MachineFault]]) -> dict[str, Any]:
                 (event.kind, event.twin_slowest_s) for event in at_agents if not event.twin_stood_there
             ),
             "two instances": spread((event.kind, event.twin_slowest_s) for event in others),
+            "through a front door": spread((event.kind, event.front_slowest_s) for event in events),
         },
     }
 

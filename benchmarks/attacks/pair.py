@@ -83,6 +83,17 @@ def free_port() -> int:
         return port
 
 
+def free_ports_for_agents() -> int:
+    """A port that is free, with the one after it: for agents and for values."""
+    while True:
+        with socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", 0))
+            port: int = one.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                other.bind(("127.0.0.1", port + 1))
+                return port
+
+
 class ServerProcess:
     """One `lamina serve`, on a port of its own."""
 

@@ -132,7 +132,7 @@ def agent_config(options: dict[str, Any]) -> AgentConfig:
     tls.check()
     is_local = all(host in LOOPBACK for host, _ in places)
     token = read_token(options["token_file"], "--token-file", "localhost" if is_local else "")
-    host, port = _own_address(*places[0]), 0
+    host, port = own_address(*places[0]), 0
     if options["advertise"]:
         _, port = parse_address(options["advertise"], "--advertise")
         host = "0.0.0.0"
@@ -150,7 +150,7 @@ def agent_config(options: dict[str, Any]) -> AgentConfig:
     )
 
 
-def _own_address(host: str, port: int) -> str:
+def own_address(host: str, port: int) -> str:
     """Address of this machine as the server sees it: that of the route there. Nothing is sent."""
     import socket
 

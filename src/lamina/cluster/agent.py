@@ -72,7 +72,7 @@ from lamina.core.events import BatchFailed, BatchFinished, Event, Heartbeat, Ins
 from lamina.drivers.engine import Engine, EngineShared, TargetSource
 from lamina.drivers.timer import clock_us
 from lamina.engines.app_environments import AppEnvironments
-from lamina.errors import BadValue, LaminaError, LoadFailed
+from lamina.errors import BadValue, Conflict, LaminaError, LeadershipLost, LoadFailed, NotLeader, StoreDown
 from lamina.expr import Leaf
 from lamina.ipc.framing import FrameError
 from lamina.sdk.spans import InnerSpan
@@ -559,8 +559,7 @@ class Agent:
             case StateAnswer():
                 self._state.on_answer(frame.question, frame.cell)
             case CommitAnswer():
-                error = LaminaError(frame.error.message) if frame.error is not None else None
-                self._state.on_answer(frame.question, error or frame.committed)
+                self._state.on_answer(frame.question, _refusal_of(frame.error) if frame.error is not None else frame.committed)
             case DrainNode():
                 self._done.set()
             case JoinRefused():
@@ -829,6 +828,12 @@ class Agent:
         if self.session is not None:
             instance = self._instances.get(local)
             self.session.send(OutputOnNode(function, instance.name if instance is not None else local, calls, line))
+
+
+def _refusal_of(error: ErrorInfo) -> LaminaError:
+    """Why the leader does not commit, as it would be told there: a store that is away is not the function's failure."""
+    kinds: tuple[type[LaminaError], ...] = (StoreDown, NotLeader, LeadershipLost, Conflict, BadValue)
+    return next((kind for kind in kinds if kind.__name__ == error.type), LaminaError)(error.message)
 
 
 def _said(address: str, error: BaseException) -> str:

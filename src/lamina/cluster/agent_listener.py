@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -24,6 +25,8 @@ from lamina.cluster.messages import (
     Challenge,
     Goodbye,
     Hello,
+    IngressHello,
+    IngressTraffic,
     JoinRefused,
     LeaseRenewed,
     WantsToLeave,
@@ -42,6 +45,11 @@ MAX_STRANGERS = 64
 """Connections that have not introduced themselves yet."""
 
 MAX_NODES = 4_096
+MAX_FRONTS = 256
+
+FRONT_LOST_US = 10_000_000
+"""Silence after which a front door is gone, and the calls of its clients with it. Longer than for a node: nothing is to be run
+elsewhere, and clients wait."""
 
 _GIVE_TOKEN = "give leader and agents a token: `openssl rand -hex 32` makes one"
 
@@ -69,6 +77,24 @@ OpenNode = Callable[[FrameLink, Hello, int, TicketKey, str], Node]
 """Makes the leader's end of a new incarnation: its link, what it said, its number, the key of tickets, where values are here."""
 
 
+class IngressPeer(Protocol):
+    """The gateway's end of a front door on another machine."""
+
+    def on_data(self, data: bytes) -> None: ...
+
+    def on_lost(self) -> None: ...
+
+
+OpenIngress = Callable[[FrameLink, IngressHello, TicketKey, str], IngressPeer]
+"""Makes the gateway's end of a front door: its link, what it said, the key of tickets, where values are here."""
+
+
+@dataclass(slots=True)
+class _Front:
+    peer: IngressPeer
+    heard_us: int
+
+
 class AgentListener:
     """Listener of one server. `open_node` is called for each agent that is taken, `on_change` for every change of a node."""
 
@@ -87,6 +113,8 @@ class AgentListener:
         self._links: dict[FrameLink, tuple[str, int]] = {}  #: node and incarnation
         self._beats: dict[FrameLink, tuple[str, int]] = {}
         self._nodes: dict[tuple[str, int], Node] = {}
+        self._fronts: dict[FrameLink, _Front] = {}
+        self._open_ingress: OpenIngress | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._is_closed = False
 
@@ -124,6 +152,10 @@ class AgentListener:
         if self._data_port is not None:
             self._data_port.set_key(self._key)
 
+    def accept_ingress(self, open_ingress: OpenIngress) -> None:
+        """Take front doors of other machines too."""
+        self._open_ingress = open_ingress
+
     def stand_by(self, refusal: Callable[[], LaminaError]) -> None:
         """Another server leads: agents are told so, and those that are here are let go."""
         self.epoch = 0
@@ -132,6 +164,8 @@ class AgentListener:
             self._data_port.set_key(None)
         for link, (node, incarnation) in list(self._links.items()):
             self._report(self.registry.lose(clock_us(), node, incarnation, "this server stands by"))
+            link.close("this server stands by")
+        for link in list(self._fronts):
             link.close("this server stands by")
 
     def drain(self, node: str) -> bool:
@@ -151,7 +185,7 @@ class AgentListener:
             self._listener.close()
         if self._data_port is not None:
             self._data_port.close()
-        for link in [*self._strangers, *self._links, *self._beats]:
+        for link in [*self._strangers, *self._links, *self._beats, *self._fronts]:
             link.close("the server ends")
 
     # -------------------------------------------------------------- connections
@@ -178,6 +212,8 @@ class AgentListener:
             self._on_beat(link, frame)
         elif link in self._links:
             self._on_node_frame(link, frame)
+        elif link in self._fronts:
+            self._on_front_frame(link, frame)
         elif link in self._strangers:
             self._introduce(link, frame)
 
@@ -188,6 +224,8 @@ class AgentListener:
                 self._take_agent(link, frame, nonce)
             elif isinstance(frame, BeatHello):
                 self._take_beats(link, frame, nonce)
+            elif isinstance(frame, IngressHello):
+                self._take_ingress(link, frame, nonce)
             else:
                 raise FrameError(f"{type(frame).__name__} before a hello")
         except FrameError:
@@ -235,6 +273,32 @@ class AgentListener:
         link.trust()
         self._report(self.registry.opened(clock_us(), hello.node, hello.incarnation))
 
+    def _take_ingress(self, link: FrameLink, hello: IngressHello, nonce: bytes) -> None:
+        if not self.epoch:
+            raise self._refusal()
+        token = self._config.token
+        if not proves(hello.proof, token, "ingress", nonce, hello.nonce, hello.name, hello.data_address, hello.owner):
+            raise JoinDenied(f"front door {hello.name!r} does not know the join token", hint="give it the token of this server")
+        if self._open_ingress is None or len(self._fronts) >= MAX_FRONTS:
+            raise BadValue(f"there are {len(self._fronts)} front doors", hint="a leader takes no more")
+        assert self._key is not None
+        del self._strangers[link]
+        link.trust()
+        said = proof(token, "leader", hello.nonce, nonce, self.cell, self.epoch)
+        link.send(Welcome(said, self.epoch, self.cell, 0, BEAT_US, FENCE_US, self.data_address))
+        self._fronts[link] = _Front(self._open_ingress(link, hello, self._key, self.data_address), clock_us())
+        log.info("front door %s at %s has joined", hello.name, link.peer)
+
+    def _on_front_frame(self, link: FrameLink, frame: Any) -> None:
+        front = self._fronts[link]
+        front.heard_us = clock_us()
+        if isinstance(frame, IngressTraffic):
+            front.peer.on_data(frame.data)
+        elif isinstance(frame, Beat):
+            link.send(LeaseRenewed(frame.seq))
+        else:
+            raise FrameError(f"{type(frame).__name__} of a front door")
+
     def _on_node_frame(self, link: FrameLink, frame: Any) -> None:
         node, incarnation = self._links[link]
         if not self.registry.is_current(node, incarnation):
@@ -262,6 +326,10 @@ class AgentListener:
     def _on_closed(self, link: FrameLink, why: str) -> None:
         self._strangers.pop(link, None)
         self._beats.pop(link, None)  # silence counts, not the end of a connection that nothing else uses
+        front = self._fronts.pop(link, None)
+        if front is not None:
+            log.info("a front door at %s has gone: %s", link.peer, why)
+            front.peer.on_lost()
         known = self._links.pop(link, None)
         if known is not None:
             self._report(self.registry.lose(clock_us(), *known, why))
@@ -269,7 +337,10 @@ class AgentListener:
     # ------------------------------------------------------------------- changes
 
     def _look(self) -> None:
-        self._report(self.registry.look(clock_us()))
+        now_us = clock_us()
+        self._report(self.registry.look(now_us))
+        for link in [one for one, front in self._fronts.items() if now_us - front.heard_us > FRONT_LOST_US]:
+            link.close("silent")
         self._looking = asyncio.get_running_loop().call_later(LOOK_US / 1e6, self._look)
 
     def _report(self, changes: list[NodeChange]) -> None:

@@ -16,16 +16,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from lamina.cluster.agent_listener import AgentListener, ListenForAgents
+from lamina.cluster.agent_listener import AgentListener, IngressPeer, ListenForAgents
 from lamina.cluster.credentials import TicketKey
 from lamina.cluster.data_port import DataClient
 from lamina.cluster.frame_link import FrameLink
 from lamina.cluster.launchers import Launcher
-from lamina.cluster.messages import Hello, LoadedInstance
+from lamina.cluster.messages import Hello, IngressHello, LoadedInstance
 from lamina.cluster.node_pools import NodePool, NodePools
 from lamina.cluster.node_registry import NodeChange, NodePhase
 from lamina.cluster.packages import Pack, PackageSource
-from lamina.cluster.remote_engine import LeaderParts, RemoteEngine
+from lamina.cluster.remote_engine import RemoteEngine
+from lamina.cluster.remote_values import LeaderParts
 from lamina.core.actions import Action, AddDevice, DropJob, Kill, Load, ReleaseDevice, Resize, StartBatch, Unload
 from lamina.core.events import DeviceDraining, DeviceJoined, DeviceLost, DeviceSuspended, Event, InstanceFound, InstanceLost
 from lamina.drivers.engine import JobValues
@@ -97,7 +98,7 @@ class ClusterEngine(CompositeEngine):
             packages=self._packages,
             fetcher=self._fetcher,
             threads=self._threads,
-            node_of_owner={},
+            machine_of_owner={},
         )
         await self.listener.start(self.references.directory.path)
         self._spawn(self._prepare_package())
@@ -125,6 +126,15 @@ class ClusterEngine(CompositeEngine):
         leader."""
         self.listener.lead("" if term else os.urandom(8).hex(), term or 1)
         self._launching = self._launching or asyncio.get_running_loop().create_task(self.pools.run())
+
+    def accept_ingress(self, open_ingress: Callable[[LeaderParts, FrameLink, IngressHello, TicketKey, str], IngressPeer]) -> None:
+        """Take front doors of other machines too."""
+
+        def opened(link: FrameLink, hello: IngressHello, key: TicketKey, own_address: str) -> IngressPeer:
+            assert self._parts_for_nodes is not None
+            return open_ingress(self._parts_for_nodes, link, hello, key, own_address)
+
+        self.listener.accept_ingress(opened)
 
     def stand_by(self, refusal: Callable[[], LaminaError]) -> None:
         self.listener.stand_by(refusal)
@@ -185,9 +195,10 @@ class ClusterEngine(CompositeEngine):
         node.perform(action)
 
     def _start_here(self, action: StartBatch) -> None:
-        for node in self.nodes.values():
-            if refs := node.missing(action):
-                node.fetch(refs, lambda: self._start_here(action))
+        machines = self._parts_for_nodes.machine_of_owner if self._parts_for_nodes is not None else {}
+        for machine in machines.values():
+            if refs := machine.missing(action):
+                machine.fetch(refs, lambda: self._start_here(action))
                 return
         super().perform(action)
 

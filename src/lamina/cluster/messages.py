@@ -19,7 +19,7 @@ from lamina.ipc.framing import FrameReader, Natural
 from lamina.sdk.app_state import StateCell
 from lamina.sdk.spans import InnerSpan
 from lamina.types import DeviceSpec, FunctionSpec
-from lamina.values.references import ErrorInfo, NodeRef
+from lamina.values.references import ErrorInfo, NodeRef, Owner
 from lamina.worker.protocol import StateChanges
 
 PROTOCOL = 2
@@ -102,6 +102,23 @@ class JoinRefused(_Message, frozen=True, tag=5):
     message: Text
     hint: Text = ""
     leader: Text = ""
+
+
+class IngressHello(_Message, frozen=True, tag=6):
+    """A front door asks to send calls here: `data_address` and `owner` say where the large ones lie."""
+
+    name: Name
+    nonce: Digest
+    proof: Digest
+    data_address: Text
+    owner: Owner
+    speaks_grpc: bool = False
+
+
+class IngressTraffic(_Message, frozen=True, tag=60):
+    """Bytes between a front door and the gateway of the server that leads, either way; what they say is theirs."""
+
+    data: bytes
 
 
 # ------------------------------------------------------------------- leader to agent
@@ -325,6 +342,7 @@ ToAgent = (
     | CommitAnswer
     | DrainNode
     | LeaseRenewed
+    | IngressTraffic
 )
 FromAgent = (
     Hello
@@ -342,6 +360,8 @@ FromAgent = (
     | WantsToLeave
     | Goodbye
     | Beat
+    | IngressHello
+    | IngressTraffic
 )
 
 

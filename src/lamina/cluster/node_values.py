@@ -51,6 +51,9 @@ class NodeValues:
         """Results are for the leader to place: none stays inside an executor."""
         return frozenset()
 
+    def may_stay(self, job: JobRef) -> bool:
+        return False
+
     def put(self, job: JobRef, value: Stored) -> None:
         self._results[job.id] = value
 

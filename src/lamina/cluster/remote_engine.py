@@ -4,16 +4,13 @@ The controller sees devices; that they are behind a socket shows only in how lon
 Actions become frames, frames become events. When the incarnation is closed, nothing that comes from there later is read: what
 ran is lost, and runs again elsewhere by the controller's own rules.
 
-A large value stays where it was made: a leader holds a `DeviceRef` whose owner is the node, and the next step's machine fetches
-it from there. Only what the gateway itself must read is fetched to the leader.
+A large value stays where it was made (`remote_values.py`), and the next step's machine fetches it from there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,7 +18,7 @@ from typing import Any
 from msgspec import structs
 
 from lamina.cluster.credentials import TicketKey
-from lamina.cluster.data_port import DataClient, FetchFailed, make_request, ref_for
+from lamina.cluster.data_port import ref_for
 from lamina.cluster.frame_link import FrameLink
 from lamina.cluster.messages import (
     AdoptOnNode,
@@ -50,39 +47,20 @@ from lamina.cluster.messages import (
     StateAnswer,
     UnloadOnNode,
 )
-from lamina.cluster.packages import PackageSource
+from lamina.cluster.remote_values import LeaderParts, RemoteValues
 from lamina.core.actions import Action, DropJob, JobRef, Kill, Load, Resize, StartBatch, Unload
-from lamina.core.events import BatchFailed, BatchFinished, Event, Heartbeat, InstanceLost, InstanceReady
-from lamina.drivers.engine import EngineShared, JobValues
+from lamina.core.events import BatchFailed, BatchFinished, Heartbeat, InstanceLost, InstanceReady
 from lamina.drivers.timer import clock_us
 from lamina.engines.inflight import InFlightBatch, InFlightBatches, deliver_results
 from lamina.errors import LaminaError
 from lamina.ipc.framing import FrameError
-from lamina.state.kv_state import StateTable
 from lamina.types import DeviceSpec
 from lamina.values.references import DeviceRef, ErrorInfo, NodeRef, ShmRef, Stored
-from lamina.values.slot_refs import SlotReferences
 
 log = logging.getLogger("lamina")
 
 LINK_MIB_PER_S, LINK_LATENCY_US = 1_000.0, 300
 """Of a link between machines, until it is known better: what placement counts for moving a value."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeaderParts:
-    """What remote engines share with the server they belong to."""
-
-    post: Callable[[Event], None]
-    values: JobValues
-    deadline_us: Callable[[str], int]
-    shared: EngineShared
-    references: SlotReferences
-    state: StateTable
-    packages: PackageSource
-    fetcher: DataClient
-    threads: Executor
-    node_of_owner: dict[str, RemoteEngine]  #: by owner of the values there
 
 
 @dataclass(slots=True, eq=False)
@@ -115,11 +93,8 @@ class RemoteEngine:
         self._parts, self._link, self._key, self._own_address = parts, link, key, own_address
         self._instances: dict[str, RemoteInstance] = {}
         self._batches = InFlightBatches[RemoteBatch](parts.references)
-        self._values: dict[int, NodeRef] = {}  #: values on the node, by the number they have here
-        self._numbers = 0
         self._released: list[tuple[str, int]] = []
-        self.slots = parts.references.add_device(self._forget)
-        parts.node_of_owner[self.slots.owner] = self
+        self.values = RemoteValues(parts, hello.data_address, key, self._release)
         self._is_closed = False
 
     def _spec(self, device: DeviceSpec) -> DeviceSpec:
@@ -261,20 +236,13 @@ class RemoteEngine:
 
     def _leaf(self, stored: Stored, reads: list[ShmRef]) -> bytes | NodeRef:
         """A value as this node can use it: inside the frame, its own, or one to be fetched."""
-        host = self._parts.node_of_owner.get(stored.owner) if isinstance(stored, DeviceRef) else None
+        host = self._parts.machine_of_owner.get(stored.owner) if isinstance(stored, DeviceRef) else None
         found = self._parts.references.pin(stored, reads, host.slots.owner if host is not None else "")
         if isinstance(found, bytes):
             return found
         if host is not None:
-            return host.reference(found, for_node=self)
+            return host.reference(found, self.values)
         return ref_for(self._key, self._own_address, found)
-
-    def reference(self, ref: ShmRef, for_node: RemoteEngine | None) -> NodeRef:
-        """A value on this node, for another machine or for itself."""
-        there = self._values[ref.slot]
-        address = "" if for_node is self else self.data_address
-        ticket = make_request(self._key, there.owner, there.slot, ref.start, ref.size) if address else b""
-        return structs.replace(there, address=address, size=ref.size, start=ref.start, ticket=ticket)
 
     # -------------------------------------------------------------------- frames
 
@@ -355,8 +323,8 @@ class RemoteEngine:
             elif not self._batches.is_wanted(job.id):
                 self._release(result)
                 results.append(b"")
-            elif self._parts.values.consumers(job):
-                results.append(self._keep(result))
+            elif self._parts.values.consumers(job) or self._parts.values.may_stay(job):
+                results.append(self.values.keep(result))
             else:
                 wanted.append((index, result))
                 results.append(b"")
@@ -365,19 +333,7 @@ class RemoteEngine:
             return
         batch.fetching, batch.results = len(wanted), results
         for index, ref in wanted:
-            self._fetch(ref, partial(self._on_fetched, batch, done.device_us, index, ref))
-
-    def _keep(self, there: NodeRef) -> DeviceRef:
-        """Hold a value that stays on the node."""
-        self._numbers += 1
-        self._values[self._numbers] = there
-        self.slots.held.add(self._numbers)
-        return DeviceRef(self.slots.owner, self._numbers, there.size)
-
-    def _forget(self, number: int) -> None:
-        there = self._values.pop(number, None)
-        if there is not None:
-            self._release(there)
+            self.values.bring(ref, partial(self._on_fetched, batch, done.device_us, index, ref))
 
     def _release(self, there: NodeRef) -> None:
         self._released.append((there.owner, there.slot))
@@ -410,68 +366,24 @@ class RemoteEngine:
         outcomes = deliver_results(parts.values, batch.action.jobs, wanted, results, parts.references.release)
         parts.post(BatchFinished(batch.action.batch_id, device_us, outcomes))
 
-    # -------------------------------------------------------------------- values
-
-    def missing(self, action: StartBatch) -> list[DeviceRef]:
-        """Values of this node that a batch on the leader's own devices needs, and that are not here yet."""
-        if not self._values:
-            return []
-        leaves = [stored for job in action.jobs for _, stored in self._parts.values.inputs(job).leaves]
-        mine = [stored for stored in leaves if isinstance(stored, DeviceRef) and stored.owner == self.slots.owner]
-        return [ref for ref in dict.fromkeys(mine) if ref.slot not in self.slots.copies and ref.slot in self._values]
-
-    def fetch(self, refs: list[DeviceRef], then: Callable[[], None]) -> None:
-        """Call `then` when copies of all of them are here, or known to be lost."""
-        left = len(refs)
-
-        def fetched(number: int, found: bytes | ShmRef | ErrorInfo) -> None:
-            nonlocal left
-            if number in self._values and not isinstance(found, ErrorInfo):
-                self.slots.copies[number] = found
-            elif isinstance(found, ShmRef):
-                self._parts.references.release(found)
-            if isinstance(found, ErrorInfo):
-                self._values.pop(number, None)  # asked for once: a step that needs it fails
-            left -= 1
-            if not left:
-                then()
-
-        for ref in refs:
-            whole = structs.replace(self._values[ref.slot], start=0)
-            self._fetch(whole, partial(fetched, ref.slot))
-
-    def _fetch(self, there: NodeRef, then: Callable[[bytes | ShmRef | ErrorInfo], None]) -> None:
-        """Fetch a value into a slot of the leader's own, in a thread."""
-        parts = self._parts
-        ticket = make_request(self._key, there.owner, there.slot, there.start, there.size)
-        asked = structs.replace(there, address=self.data_address, ticket=ticket)
-        reserved = parts.references.pool.reserve(there.size)
-        room: memoryview | bytearray = reserved[1] if reserved is not None else bytearray(there.size)
-        work = asyncio.get_running_loop().run_in_executor(parts.threads, parts.fetcher.fetch, asked, room)
-
-        def done(work: asyncio.Future[None]) -> None:
-            error = work.exception()
-            if error is None:
-                then(reserved[0] if reserved is not None else bytes(room))
-                return
-            if reserved is not None:
-                parts.references.release(reserved[0])
-            kind = type(error).__name__ if isinstance(error, FetchFailed) else "ValueLost"
-            then(ErrorInfo(kind, str(error)))
-
-        work.add_done_callback(done)
-
     # --------------------------------------------------------------------- state
 
     def _commit(self, frame: CommitState) -> None:
         """Commit the state of a step, and take its result in the same turn: if its node is lost after this, neither is lost, and
         if it was lost before, neither has happened."""
+        batch = self._batches.open.get(frame.batch_id)
+        if batch is not None and len(frame.results) != len(batch.action.jobs):
+            raise FrameError(f"{len(frame.results)} results for batch {frame.batch_id}, which it does not have")
+        call_id = batch.action.jobs[0].call_id if batch is not None else ""
+        self._parts.state.permit(call_id, frame.changes.ops, partial(self._commit_permitted, frame))
+
+    def _commit_permitted(self, frame: CommitState, is_permitted: bool) -> None:
         batch, changes = self._batches.open.get(frame.batch_id), frame.changes
-        if batch is None or not self._batches.is_wanted(batch.action.jobs[0].id):
+        if self._is_closed:
+            return
+        if batch is None or not is_permitted or not self._batches.is_wanted(batch.action.jobs[0].id):
             self._link.send(CommitAnswer(frame.question, True))  # to no effect: its result is not wanted
             return
-        if len(frame.results) != len(batch.action.jobs):
-            raise FrameError(f"{len(frame.results)} results for batch {frame.batch_id}, which it does not have")
         verdict = self._parts.state.commit(frame.function, frame.step, changes.reads, changes.ops)
         error = ErrorInfo(type(verdict).__name__, verdict.message) if isinstance(verdict, LaminaError) else None
         self._link.send(CommitAnswer(frame.question, verdict is True, error))
@@ -495,7 +407,5 @@ class RemoteEngine:
         for batch in list(self._batches.open.values()):
             self._batches.close(batch)
         self._instances.clear()
-        self._values.clear()
-        self._parts.references.remove_device(self.slots)
-        self._parts.node_of_owner.pop(self.slots.owner, None)
+        self.values.close()
         self._link.close(why)

@@ -53,6 +53,9 @@ class _ShadowValues:
     def inputs(self, job: JobRef, /) -> JobInput:
         return self.given[job.id] if job.id >= FIRST_SHADOW_ID else self.data.inputs(job)
 
+    def may_stay(self, job: JobRef, /) -> bool:
+        return job.id < FIRST_SHADOW_ID and self.data.may_stay(job)
+
     def consumers(self, job: JobRef, /) -> frozenset[str]:
         return frozenset() if job.id >= FIRST_SHADOW_ID else self.data.consumers(job)
 

@@ -25,6 +25,7 @@ from lamina.durable.runs import RETENTION_US, DurableRuns
 from lamina.errors import LaminaError, NotLeader, StoreDown
 from lamina.gateway.auth import Authenticator, sync_tenant_limits
 from lamina.gateway.auth import check_host as check_host
+from lamina.gateway.ingress.remote_session import FrontDoors
 from lamina.gateway.ingress.supervisor import IngressSupervisor
 from lamina.gateway.observability.billing import Billing
 from lamina.gateway.observability.gauges import CacheCounters, MemoryGauges, RunGauges
@@ -239,6 +240,13 @@ class Gateway:
                 count=listen.ingress,
                 requires_token=requires_token,
                 memory_bytes=total_bytes - self.budget.limit_bytes,
+                check_head=auth.check_head,
+            )
+        self.front_doors: FrontDoors | None = None  #: on other machines
+        if self.cluster is not None:
+            self.front_doors = FrontDoors(
+                *(self.cluster, self.router, self.oip, runtime.state),
+                requires_token=auth.requires_token,
                 check_head=auth.check_head,
             )
         self._refusal_log = RefusalLog(self.metrics)

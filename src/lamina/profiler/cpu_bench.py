@@ -150,6 +150,9 @@ class CpuBench:
     def inputs(self, job: JobRef, /) -> _Given:
         return self._samples[job.id % len(self._samples)]
 
+    def may_stay(self, job: JobRef, /) -> bool:
+        return False
+
     def consumers(self, job: JobRef, /) -> frozenset[str]:
         return frozenset()
 

@@ -163,6 +163,13 @@ class Exchange:
         transport = self._connection.transport
         return len(self.response or b"") + (transport.get_write_buffer_size() if transport is not None else 0)
 
+    def abort(self) -> None:
+        """Give up a streamed response: the connection is cut, so that the client knows that it has not got all."""
+        self.is_streaming = False
+        self._on_disconnect = None
+        if self._connection.transport is not None:
+            self._connection.transport.abort()
+
     def end_stream(self) -> None:
         if self.is_streaming:
             self.is_streaming = False

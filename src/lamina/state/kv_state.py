@@ -90,6 +90,11 @@ def _ignore(writes: list[StateWrite]) -> None:
     """Of changes that start something, without triggers."""
 
 
+CommitGuard = Callable[[Callable[[bool], None]], None]
+"""Asked before a call changes state: answers whether it may, now or later. The front door of a call that is asked again when a
+leader dies has to know that it must not be from then on."""
+
+
 class StateAccess(Protocol):
     """State as an engine sees it: here, or with the leader. Answers come through callbacks, at once or later."""
 
@@ -125,6 +130,7 @@ class StateTable:
         self._reloading: asyncio.Task[None] | None = None
         self.stateful: set[str] = set()  #: functions that have read or changed state
         self.unconfirmed: set[str] = set()  #: calls that have read or changed state, and whose answers are to be confirmed
+        self._guards: dict[str, CommitGuard] = {}  #: by call: asked before it changes anything
 
     # ------------------------------------------------------------------- opening
 
@@ -224,14 +230,34 @@ class StateTable:
                 self._persist(writes)
         return True
 
+    def set_guard(self, call_id: str, guard: CommitGuard | None) -> None:
+        """Ask this before a call changes anything; None: nothing is asked any more."""
+        if guard is not None:
+            self._guards[call_id] = guard
+        else:
+            self._guards.pop(call_id, None)
+
+    def permit(self, call_id: str, ops: Sequence[StateChange], then: Callable[[bool], None]) -> None:
+        """Ask the guard of a call, if it has one and there is something to change; `then` gets whether it may be."""
+        guard = self._guards.get(call_id) if ops else None
+        if guard is None:
+            then(True)
+        else:
+            guard(then)
+
     def ask(self, function: str, call_id: str, scope: str, key: str, answer: Callable[[StateCell], None]) -> None:
         """Read a key on behalf of a step of this function."""
         answer(self.read(self.resolve_key(function, call_id, scope, key)))
 
     def submit(self, function: str, step: Step, done: BatchDone, decided: Callable[[LaminaError | bool], None]) -> None:
         """Commit the changes that came with a step's result; `decided` gets what `commit` returns."""
-        assert done.state is not None
-        decided(self.commit(function, step, done.state.reads, done.state.ops))
+        changes = done.state
+        assert changes is not None
+
+        def permitted(is_permitted: bool) -> None:  # else to no effect: its result is not wanted any more
+            decided(self.commit(function, step, changes.reads, changes.ops) if is_permitted else True)
+
+        self.permit(step[0], changes.ops, permitted)
 
     def put(self, place: StateKey, cell: StateCell, done: Done[None]) -> None:
         """Write a key from outside of any step; `done` when it is on disk."""

@@ -18,7 +18,7 @@ from lamina.expr import Expr, Leaf, leaf_of, leaves
 class FlowAnalysis:
     """Facts about one flow, found when first asked for. `is_asl`: it was written in the Amazon States Language."""
 
-    __slots__ = ("_consumers", "_inner", "_leaves", "flow", "is_asl")
+    __slots__ = ("_consumers", "_inner", "_leaves", "_results", "flow", "is_asl")
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
@@ -26,6 +26,7 @@ class FlowAnalysis:
         self._leaves: dict[str, list[Leaf]] = {}
         self._consumers: dict[str, frozenset[str]] = {}
         self._inner: dict[str, list[FlowAnalysis]] = {}
+        self._results: dict[str, bool] = {}
 
     def inner(self, node: Node) -> list[FlowAnalysis]:
         """Of the body of a map, or of the branches of a parallel."""
@@ -49,6 +50,18 @@ class FlowAnalysis:
         found = self._consumers.get(step)
         if found is None:
             found = self._consumers[step] = _sole_consumers(self.flow, step)
+        return found
+
+    def is_result_alone(self, step: str) -> bool:
+        """Whether a step's result, as a whole, is that of the flow, and nothing else in it looks at it."""
+        if self.flow.data is None:
+            return True
+        found = self._results.get(step)
+        if found is None:
+            wanted: Leaf = ("node", step)
+            reads = [expr for expr, _ in _expressions(self.flow) if any(leaf == wanted for leaf in leaves(expr))]
+            is_whole = bool(reads) and leaf_of(reads[0]) == wanted and len(reads[0]) == 2
+            found = self._results[step] = len(reads) == 1 and is_whole and (self.flow.data or {}).get("result") is reads[0]
         return found
 
 

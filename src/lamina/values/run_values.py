@@ -51,6 +51,7 @@ class RunValues:
         self._analyses: dict[str, FlowAnalysis] = {}  #: by name of a flow: of the one that was opened last
         self._provided: dict[str, bytes] = {}  #: results of calls that did not run
         self.pieces: dict[str, Callable[[bytes], None]] = {}  #: by call: receiver of what its function yields, as it comes
+        self._fetched_elsewhere: set[str] = set()  #: calls whose results are fetched by the client's front door
         self._storage = ValueStorage(pool, reader, release)
         self._python_values = PythonValues(self._storage)
         self._asl_values = AslValues(self._storage.decode, wall_us, rng, state_data_bytes)
@@ -71,10 +72,17 @@ class RunValues:
         errors = asl_run.errors if asl_run is not None else {}
         held = 0
         for value in stored.values():
-            held += len(value) if type(value) is bytes else value.size if value.owner != self._own else 0  # type: ignore[union-attr]
+            if type(value) is bytes:
+                held += len(value)
+            elif type(value) is ShmRef and value.owner != self._own:  # what is on another machine takes no memory here
+                held += value.size
         self.held_bytes += held
         self._runs[call_id] = HeldValues(stored, {ROOT: ValueScope(flow, analysis)}, errors, asl_run, slots, began_us > 0)
         self._held[call_id] = held
+
+    def leave_result(self, call_id: str) -> None:
+        """Leave the result of a call where it is made, if it can be: the client's front door fetches it there."""
+        self._fetched_elsewhere.add(call_id)
 
     def copied(self, inputs: dict[str, Any]) -> dict[str, bytes]:
         """Inputs as bytes of this process, for more than one run."""
@@ -112,6 +120,7 @@ class RunValues:
     def close(self, call_id: str) -> None:
         self.pieces.pop(call_id, None)
         self._provided.pop(call_id, None)
+        self._fetched_elsewhere.discard(call_id)
         run = self._runs.pop(call_id, None)
         if run is not None:
             self.held_bytes -= self._held.pop(call_id)
@@ -140,6 +149,13 @@ class RunValues:
         if run is None or run.asl_run is not None or run.durable:  # what must be kept must be seen
             return frozenset()
         return run.scopes[job.scope].analysis.consumers_of(job.node)
+
+    def may_stay(self, job: JobRef) -> bool:
+        """Whether the result of a job is that of its call, and stays where it is until the client's front door fetches it."""
+        run = self._runs.get(job.call_id)
+        if run is None or job.call_id not in self._fetched_elsewhere or run.asl_run is not None or run.durable:
+            return False
+        return job.scope == ROOT and run.scopes[ROOT].analysis.is_result_alone(job.node)
 
     def put(self, job: JobRef, value: Stored) -> None:
         """Store a result. Raises `ValuesExhausted` if the values of all runs would take more than their memory; what was accepted

@@ -9,10 +9,12 @@ from typing import cast
 
 from msgspec import Struct
 
-from lamina.errors import Unauthorized
+from lamina.errors import StoreDown, Unauthorized
 from lamina.gateway.ingress.messages import (
     MAX_HEADS,
     ClientGone,
+    CommitAllowed,
+    CommitIntent,
     ControllerMessages,
     HeadCheckReply,
     HeadCheckRequest,
@@ -32,7 +34,7 @@ from lamina.gateway.ingress.messages import (
 from lamina.ipc.framing import FrameError
 from lamina.server.exchange import HttpRequest
 from lamina.server.http1 import OnHeadChecked
-from lamina.values.references import ReleaseSlots, ShmRef
+from lamina.values.references import NodeRef, ReleaseSlots, ShmRef
 from lamina.values.shm import ShmPool, ShmReader
 
 INLINE_BYTES = 8 * 1024
@@ -109,7 +111,8 @@ class ControllerLink(asyncio.Protocol):
 
         def on_message(message: ReplyMessage) -> bool:
             if isinstance(message, HeadCheckReply):
-                then(Unauthorized(message.error, hint=message.hint) if message.error else message.tenant)
+                refusal = Unauthorized if message.status == Unauthorized.status else StoreDown
+                then(refusal(message.error, hint=message.hint) if message.error else message.tenant)
             return True
 
         self.send(HeadCheckRequest(self.register(on_message), headers.get(b"authorization")))
@@ -148,6 +151,7 @@ class ControllerLink(asyncio.Protocol):
         if isinstance(value, ShmRef):
             assert self._reader is not None
             return cast(bytes, self._reader.view(value))
+        assert isinstance(value, bytes), "what lies on another machine is fetched first"
         return value
 
     # ----------------------------------------------------------------------- replies
@@ -170,11 +174,13 @@ class ControllerLink(asyncio.Protocol):
             self._on_routes(message)
         elif isinstance(message, StopAccepting):
             self._on_stop_accepting()
+        elif isinstance(message, CommitIntent):
+            self._on_commit_intent(message)
         else:
             self._on_reply(message)
 
     def _on_reply(self, message: ReplyMessage) -> None:
-        has_ref = isinstance(message, ResultValue) and isinstance(message.value, ShmRef)
+        has_ref = isinstance(message, ResultValue) and isinstance(message.value, ShmRef | NodeRef)
         reply = self._pending.get(message.number)
         if reply is None:  # its client has left
             if has_ref:
@@ -185,6 +191,10 @@ class ControllerLink(asyncio.Protocol):
             self._pending.pop(message.number, None)
             if reply.has_refs:
                 self.send(ReplyConsumed(message.number))
+
+    def _on_commit_intent(self, message: CommitIntent) -> None:
+        """Here a request is never asked again: this process ends with its controller."""
+        self.send(CommitAllowed(message.number))
 
     def _on_release(self, frame: ReleaseSlots) -> None:
         assert self._pool is not None

@@ -23,6 +23,7 @@ from lamina.gateway.ingress.messages import (
     ModelInfo,
     Payload,
     ReplyMessage,
+    ResponseAborted,
     ResponseChunk,
     ResponseEnd,
     ResponseStart,
@@ -65,12 +66,16 @@ class KnownRoutes:
     def __init__(self) -> None:
         self.params: dict[bytes, tuple[Param, ...]] = {}
         self.requires_token = False
+        self.repeatable: frozenset[bytes] = frozenset()  #: paths of calls that may be asked again
+        self.repeatable_models: frozenset[tuple[str, str]] = frozenset()
         self._models: dict[str, dict[str, ServedModel]] = {}
         self._paths: dict[bytes, ServedModel] = {}
 
     def update(self, routes: RouteTable) -> None:
         self.params = {path: tuple(params) for path, params in routes.params.items()}
         self.requires_token = routes.requires_token
+        self.repeatable = frozenset(routes.repeatable)
+        self.repeatable_models = frozenset((info.name, info.version) for info in routes.models if info.may_repeat)
         self._models = {}
         for info in routes.models:
             self._models.setdefault(info.name, {})[info.version] = _model(info)
@@ -186,6 +191,8 @@ class IngressHttpHandler:
                     return False
                 case ResponseEnd():
                     exchange.end_stream()
+                case ResponseAborted():
+                    exchange.abort()
             return True
 
         return on_message

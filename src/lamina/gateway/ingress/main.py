@@ -38,29 +38,23 @@ TRIM_EVERY_S = 2.0
 
 
 class IngressProcess:
-    """One ingress process: its servers and its link to the controller."""
+    """One ingress process: its servers, and its link to the controller."""
 
-    def __init__(self, setup: IngressSetup) -> None:
-        self._setup = setup
-        self._pool = ShmPool(setup.folder, setup.owner, setup.pool_bytes) if setup.folder else None
-        self._routes = KnownRoutes()
-        reader = ShmReader(setup.folder) if setup.folder else None
-        self._link = ControllerLink(self._pool, reader, self._routes.update, self._stop_accepting)
+    def __init__(self, setup: IngressSetup, routes: KnownRoutes, pool: ShmPool | None, link: ControllerLink) -> None:
+        self._setup, self._routes, self._pool, self._link = setup, routes, pool, link
         self._process = ProcessStatus()
-        pool = self._pool
         self._budget = MemoryBudget(setup.memory_bytes, {"shared": lambda: pool.file_bytes} if pool is not None else {})
         self._codecs = CodecPool(processes=1)
-        handler = IngressHttpHandler(self._link, self._routes, self._process, self._codecs)
+        handler = self._handler(self._link, self._routes, self._process, self._codecs)
         guards = (self._budget, self._link.check_head, OriginPolicy(setup.host, setup.origins))
         self._server = HttpServer(handler.handle, parse_error_body, setup.limits, OWN_HEADERS, *guards)
         self._grpc: GrpcServer | None = None
 
+    _handler = IngressHttpHandler
+
     async def serve(self) -> None:
+        """Serve until the link to the controller is closed."""
         setup, link = self._setup, self._link
-        loop = asyncio.get_running_loop()
-        sock = socket.socket(fileno=setup.fd)
-        sock.setblocking(False)
-        await loop.create_unix_connection(lambda: link, sock=sock)
         self._process.track_lag()
         port = await self._server.start(setup.host, setup.port, reuse_port=True, **self._tls_options())
         grpc_port = await self._start_grpc() if setup.grpc_port >= 0 else 0
@@ -68,7 +62,7 @@ class IngressProcess:
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 50, 100)  # requests leave no cycles behind
-        link.send(IngressReady(port, grpc_port))
+        self._on_ready(port, grpc_port)
         self._trim_shared_memory()
         await link.closed.wait()
         if self._grpc is not None:
@@ -77,6 +71,9 @@ class IngressProcess:
         await self._codecs.stop()
         if self._pool is not None:
             self._pool.close()
+
+    def _on_ready(self, port: int, grpc_port: int) -> None:
+        self._link.send(IngressReady(port, grpc_port))
 
     def _trim_shared_memory(self) -> None:
         """Give back slots that were not needed for a while, again and again."""
@@ -103,7 +100,7 @@ class IngressProcess:
         secured = self._tls_options("h2").get("ssl")
         return await self._grpc.start(setup.host, setup.grpc_port, secured, reuse_port=True)
 
-    def _stop_accepting(self) -> None:
+    def stop_accepting(self) -> None:
         """What is open is still answered."""
         asyncio.get_running_loop().create_task(self._server.stop_accepting())
         if self._grpc is not None:
@@ -111,7 +108,16 @@ class IngressProcess:
 
 
 async def _main(setup: IngressSetup) -> None:
-    await IngressProcess(setup).serve()
+    """An ingress process of a server on this machine, which it is connected to by an inherited socket."""
+    routes = KnownRoutes()
+    pool = ShmPool(setup.folder, setup.owner, setup.pool_bytes) if setup.folder else None
+    reader = ShmReader(setup.folder) if setup.folder else None
+    link = ControllerLink(pool, reader, routes.update, lambda: process.stop_accepting())
+    process = IngressProcess(setup, routes, pool, link)
+    sock = socket.socket(fileno=setup.fd)
+    sock.setblocking(False)
+    await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=sock)
+    await process.serve()
 
 
 def main() -> None:

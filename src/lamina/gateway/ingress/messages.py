@@ -16,13 +16,13 @@ from lamina.sdk.binding import Param
 from lamina.sdk.tensors import Signature
 from lamina.server.http1 import HttpLimits
 from lamina.server.origins import OriginSettings
-from lamina.values.references import ReleaseSlots, ShmRef
+from lamina.values.references import NodeRef, ReleaseSlots, ShmRef
 
 MAX_HEADS = 1_024
 """So many heads are numbered; then all are sent anew."""
 
-Payload = bytes | ShmRef
-"""Inline, or in shared memory."""
+Payload = bytes | ShmRef | NodeRef
+"""Inline, in shared memory, or in that of another machine."""
 
 
 class SlotPayload(Struct, frozen=True, array_like=True, gc=False):
@@ -73,7 +73,7 @@ class CallRequest(Struct, frozen=True, array_like=True, tag=2):
 
     number: Natural
     head: Natural
-    at_us: Natural  #: when it came, on the machine's clock
+    at_us: Natural  #: when it came, on the machine's clock; how long ago, between machines
     size: Natural  #: of the body
     inputs: dict[str, IngressPayload]
 
@@ -130,6 +130,12 @@ class RpcRequest(Struct, frozen=True, array_like=True, tag=8):
     timeout_us: Natural = 0
 
 
+class CommitAllowed(Struct, frozen=True, array_like=True, tag=22):
+    """Answer to `CommitIntent`: this request is not asked again, whatever happens."""
+
+    number: Natural
+
+
 class HeadCheckRequest(Struct, frozen=True, array_like=True, tag=9):
     """Head of a request whose body is still to come: may it send it?"""
 
@@ -148,14 +154,17 @@ class ModelInfo(Struct, frozen=True, array_like=True):
     target: str
     is_batched: bool
     signature: Signature
+    may_repeat: bool = False
 
 
 class RouteTable(Struct, frozen=True, array_like=True, tag=10):
-    """Paths whose bodies are inputs, with their parameters; and all models. `requires_token`: a token is required."""
+    """Paths whose bodies are inputs, with their parameters; and all models. `requires_token`: a token is required.
+    `repeatable`: paths of calls that may be asked again if it is not known what became of them."""
 
     params: dict[bytes, list[Param]]
     models: list[ModelInfo]
     requires_token: bool
+    repeatable: list[bytes] = []
 
 
 class ResultValue(Struct, frozen=True, array_like=True, tag=11):
@@ -226,6 +235,18 @@ class RpcReply(Struct, frozen=True, array_like=True, tag=19):
     text: str = ""
 
 
+class CommitIntent(Struct, frozen=True, array_like=True, tag=21):
+    """The call of this request is about to change state: it must not be asked again from now on."""
+
+    number: Natural
+
+
+class ResponseAborted(Struct, frozen=True, array_like=True, tag=23):
+    """End of a stream that is not whole; a front door says it to itself."""
+
+    number: Natural
+
+
 class HeadCheckReply(Struct, frozen=True, array_like=True, tag=20):
     """Reply to `HeadCheckRequest`: the tenant, or why its body is not read."""
 
@@ -233,6 +254,7 @@ class HeadCheckReply(Struct, frozen=True, array_like=True, tag=20):
     tenant: str
     error: str = ""
     hint: str = ""
+    status: Natural = 401
 
 
 FromIngress = (
@@ -245,13 +267,23 @@ FromIngress = (
     | RpcRequest
     | IngressReady
     | HeadCheckRequest
+    | CommitAllowed
 )
 ReplyMessage = (
-    ResultValue | HttpResponse | ResponseStart | ResponseChunk | ResponseEnd | InferError | InferChunk | RpcReply | HeadCheckReply
+    ResultValue
+    | HttpResponse
+    | ResponseStart
+    | ResponseChunk
+    | ResponseEnd
+    | ResponseAborted
+    | InferError
+    | InferChunk
+    | RpcReply
+    | HeadCheckReply
 )
 """Of the reply to a request."""
 
-ToIngress = ReplyMessage | ReleaseSlots | RouteTable | StopAccepting
+ToIngress = ReplyMessage | ReleaseSlots | RouteTable | StopAccepting | CommitIntent
 
 
 class IngressMessages(Struct, frozen=True, array_like=True, tag=1):

@@ -165,7 +165,9 @@ class IngressSession:
         slot_refs: SlotReferences | None,
         route_table: Callable[[], RouteTable],
         check_head: HeadCheck,
+        slots: WorkerSlots | None = None,
     ) -> None:
+        """`slots` are those of its shared memory, if it is on this machine."""
         self._router = router
         self._inference = inference
         self._grpc_methods = grpc_methods
@@ -174,7 +176,7 @@ class IngressSession:
         self._check_head = check_head
         self._driver = router.call_handler.driver
         self._loop = asyncio.get_running_loop()
-        self.slots: WorkerSlots | None = slot_refs.add_worker() if slot_refs is not None else None
+        self.slots = slots
         self._sizes: dict[int, int] = {}  #: of its slots, which never change
         self._heads: dict[int, HttpRequest] = {}
         self._pinned: dict[int, list[ShmRef]] = {}  #: results it is reading
@@ -217,7 +219,7 @@ class IngressSession:
         """As any other request, but for its body, which has been decoded. Its time counts from its arrival there."""
         head = self._known_head(message.head)
         inputs = self._resolve_inputs(message.inputs)
-        decoded = DecodedBody(inputs, message.size, self._driver.from_clock_us(message.at_us))
+        decoded = DecodedBody(inputs, message.size, self._arrived_us(message.at_us), self._noter(message.number))
         try:
             self._router.handle(head, RemoteReply(self, message.number, head.keep_alive), decoded)
         finally:
@@ -238,13 +240,22 @@ class IngressSession:
             pending = PendingInference(inference, request, len(rows), is_streamed=message.is_streamed)
             reply = RemoteReply(self, message.number, is_streaming=message.is_streamed)
             reply.when_disconnected(pending.cancel)
-            inference.submit(pending, reply, rows, message.size, self._driver.from_clock_us(message.at_us))
+            arrived_us = self._arrived_us(message.at_us)
+            inference.submit(pending, reply, rows, message.size, arrived_us, self._noter(message.number))
             submitted = len(pending.call_ids)
         except LaminaError as error:
             self.pending.pop(message.number, None)
             self.send(InferError(message.number, error_problem(error)))
         for row in rows[submitted:]:
             self._release(row)
+
+    def _arrived_us(self, at_us: int) -> int:
+        """When a request came, as the driver counts."""
+        return self._driver.from_clock_us(at_us)
+
+    def _noter(self, number: int) -> Callable[[str], None] | None:
+        """Receiver of the ids of the calls that are made of a request, before they are submitted."""
+        return None
 
     def _on_forwarded(self, message: ForwardedRequest) -> None:
         head = self._known_head(message.head)
@@ -334,7 +345,7 @@ class IngressSession:
 
     def _release(self, accepted: dict[str, Any]) -> None:
         for ref in accepted.values():
-            if type(ref) is ShmRef and self._slot_refs is not None:
+            if isinstance(ref, ShmRef) and self._slot_refs is not None:
                 self._slot_refs.release(ref)
 
     def _on_reply_consumed(self, read: ReplyConsumed) -> None:

@@ -12,8 +12,10 @@ from lamina.gateway.ingress.messages import IngressReady, IngressSetup, ModelInf
 from lamina.gateway.ingress.session import IngressSession
 from lamina.gateway.observability import logs
 from lamina.gateway.oip.grpc_service import GrpcMethods
+from lamina.gateway.oip.inference_service import InferenceService
 from lamina.gateway.oip.setup import OpenInference
 from lamina.gateway.routes.router import Router
+from lamina.gateway.routes.targets import CallTarget
 from lamina.server.http1 import HeadCheck, HttpLimits, accept_any_head
 from lamina.server.memory_budget import NO_LIMIT
 from lamina.server.origins import OriginSettings
@@ -88,7 +90,8 @@ class IngressSupervisor:
 
     def _spawn(self) -> IngressSession:
         session = IngressSession(
-            self._router, self._inference, self._grpc_methods, self._slot_refs, self.route_table, self._check_head
+            *(self._router, self._inference, self._grpc_methods, self._slot_refs, self.route_table, self._check_head),
+            slots=self._slot_refs.add_worker() if self._slot_refs is not None else None,
         )
         host, port, grpc_port = self._address
         setup = IngressSetup(
@@ -125,17 +128,7 @@ class IngressSupervisor:
                 self._loop.call_later(MAX_RESPAWN_S, self._respawn)
 
     def route_table(self) -> RouteTable:
-        params = {
-            path: list(target.params)
-            for path, target in self._router.targets.by_path.items()
-            if target.split is None or target.split.is_by_weight_alone  # else the version decides how a body is read
-        }
-        models = [
-            ModelInfo(model.name, model.version, model.target_name, model.is_batched, model.signature)
-            for versions in self._inference.catalogue.models.values()
-            for model in versions.values()
-        ]
-        return RouteTable(params, models, self._requires_token)
+        return make_route_table(self._router, self._inference, self._requires_token)
 
     def _broadcast_routes(self) -> None:
         routes = self.route_table()
@@ -153,6 +146,34 @@ class IngressSupervisor:
             process.stop(2.0)
         if processes:
             await asyncio.wait([process.finished for process in processes])
+
+
+def make_route_table(router: Router, inference: InferenceService, requires_token: bool) -> RouteTable:
+    """What ingress processes are told of the targets there are now."""
+    controller = router.call_handler.driver.controller
+    functions, flows = controller.state.functions, controller.flows
+
+    def may_repeat(target: CallTarget) -> bool:
+        """Whether all that a call of it runs may run twice."""
+        versions = [target, *(target.split.targets if target.split is not None else [])]
+        names = {name for one in versions for name in (flows[one.name].functions if one.name in flows else [""])}
+        return all(name in functions and functions[name].spec.idempotent for name in names)
+
+    targets = router.targets.by_path.items()
+    params = {
+        path: list(target.params)
+        for path, target in targets
+        if target.split is None or target.split.is_by_weight_alone  # else the version decides how a body is read
+    }
+    models = [
+        ModelInfo(
+            *(model.name, model.version, model.target_name, model.is_batched, model.signature),
+            may_repeat=may_repeat(model.call_target),
+        )
+        for versions in inference.catalogue.models.values()
+        for model in versions.values()
+    ]
+    return RouteTable(params, models, requires_token, [path for path, target in targets if may_repeat(target)])
 
 
 def _check_free(host: str, port: int) -> None:

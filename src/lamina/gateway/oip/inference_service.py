@@ -115,8 +115,9 @@ class InferenceService:
         calls: Sequence[dict[str, bytes]],
         size_bytes: int,
         arrived_us: int,
+        on_call: Callable[[str], None] | None = None,
     ) -> None:
-        """Submit a call for each row; stops at the first that is rejected at once."""
+        """Submit a call for each row; stops at the first that is rejected at once. `on_call` is told the id of each."""
         request, driver = pending.request, self.driver
         target = pending.target
         timeout_us = request.timeout_us
@@ -140,6 +141,8 @@ class InferenceService:
                 driver.data.pieces[call.id] = partial(pending.on_chunk, sink)
             if target.shadow is not None:
                 inputs = driver.data.copied(inputs)
+            if on_call is not None:
+                on_call(call.id)
             on_end = partial(pending.on_row_ended, sink, row)
             if target.cache_us:
                 self.cache.submit(target, call, inputs, on_end)

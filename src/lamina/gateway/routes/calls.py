@@ -133,6 +133,8 @@ class CallHandler:
         pending = PendingCall(self, call_id, target.name, exchange, caller, arrived_us, accept, has_options)
         if target.shadow is not None:
             inputs = driver.data.copied(inputs)  # a slot of another process belongs to one call
+        if decoded is not None and decoded.on_call is not None:
+            decoded.on_call(call_id)
         if target.cache_us:
             self.cache.submit(target, call, inputs, pending.on_ended, headers)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -29,12 +30,13 @@ and else as bytes, which are for one parameter alone."""
 class DecodedBody:
     """A request body that an ingress process has decoded already."""
 
-    __slots__ = ("arrived_us", "inputs", "size")
+    __slots__ = ("arrived_us", "inputs", "on_call", "size")
 
-    def __init__(self, inputs: dict[str, Any], size: int, arrived_us: int) -> None:
+    def __init__(self, inputs: dict[str, Any], size: int, arrived_us: int, on_call: Callable[[str], None] | None = None) -> None:
         self.inputs: dict[str, Any] | None = inputs  #: None once they have been claimed
         self.size = size
         self.arrived_us = arrived_us
+        self.on_call = on_call  #: told the id of the call, before it is submitted
 
     def claim(self) -> dict[str, Any]:
         assert self.inputs is not None

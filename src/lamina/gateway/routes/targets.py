@@ -52,6 +52,11 @@ class TrafficSplit:
         self._by_header = by_header
 
     @property
+    def targets(self) -> list[CallTarget]:
+        """All that share the calls."""
+        return [self.stable, *(target for target, _ in self._arms), *(target for *_, target in self._by_header)]
+
+    @property
     def is_by_weight_alone(self) -> bool:
         """Whether neither headers nor parameters matter: then a body can be read before a version is chosen."""
         return not self._by_header and all(target.params == self.stable.params for target, _ in self._arms)
