@@ -80,7 +80,7 @@ def test_large_values_pass_from_node_to_node_and_no_slot_is_left(app: Path, tmp_
         answers = await asyncio.gather(*(ask(made, "workflows/measured", 1_000_000 + n) for n in range(12)))
         assert [answer.json for answer in answers] == [1_000_000 + n for n in range(12)]
         for node in made.engine.nodes.values():
-            assert not node.slots.held
+            assert not node.values.slots.held
         await made.until(lambda: not any(node.unreleased for node in made.engine.nodes.values()))
         assert made.engine.references.pool.used_bytes <= 2**17  # the package
 

@@ -196,6 +196,12 @@ class ControllerLink(asyncio.Protocol):
         """Here a request is never asked again: this process ends with its controller."""
         self.send(CommitAllowed(message.number))
 
+    def _note_reference(self, number: int) -> None:
+        """Parts of a reply lie elsewhere: it is to be told when they have been read."""
+        reply = self._pending.get(number)
+        if reply is not None:
+            reply.has_refs = True
+
     def _on_release(self, frame: ReleaseSlots) -> None:
         assert self._pool is not None
         for slot in frame.retired:

@@ -281,9 +281,8 @@ class LeaderLink(ControllerLink):
 
     def _fetch(self, asked: _Asked, message: ResultValue, ref: NodeRef) -> None:
         """Fetch a result from where it is, in a thread."""
-        reply, leader = self._pending.get(message.number), self._leader
-        if reply is not None:
-            reply.has_refs = True
+        leader = self._leader
+        self._note_reference(message.number)
         room = bytearray(ref.size)
         work = self._loop.run_in_executor(self._threads, self._fetcher.fetch, ref, room)
 
