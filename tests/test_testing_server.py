@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,11 @@ def shop() -> lamina.App:
         yield from range(n)
 
     @app.function()
+    async def shouts(messages: AsyncIterator[str]) -> AsyncIterator[str]:
+        async for message in messages:
+            yield message.upper()
+
+    @app.function()
     def outer(x: float) -> float:
         return price.remote(x) + 1
 
@@ -90,6 +96,18 @@ def test_errors_are_those_of_a_server(server: Server) -> None:
 
 def test_what_a_function_yields_comes_piece_by_piece(server: Server) -> None:
     assert list(server.client.stream("stream", {"n": 3})) == [0, 1, 2]
+
+
+def test_messages_reach_a_function_in_this_process(server: Server) -> None:
+    pytest.importorskip("wsproto")
+    sync = pytest.importorskip("websockets.sync.client")
+    with sync.connect(f"{server.url.replace('http', 'ws')}/v1/functions/shouts/ws") as socket:
+        for word in ("one", "two"):
+            socket.send(json.dumps(word))
+            assert json.loads(socket.recv(30)) == word.upper()
+    with sync.connect(f"{server.url.replace('http', 'ws')}/v1/functions/shouts/ws") as socket:  # the one before has ended
+        socket.send('"three"')
+        assert json.loads(socket.recv(30)) == "THREE"
 
 
 def test_a_remote_call_inside_a_function_goes_to_the_same_server(server: Server) -> None:

@@ -208,6 +208,14 @@ def test_a_step_that_says_it_is_alive_goes_on(world):
     assert isinstance(script.endings["c"], Reply)
 
 
+def test_a_loop_that_is_alive_says_nothing_about_the_step_that_waits_on_it(world):
+    script = world(flow(Task("a", "g", error_policy=ErrorPolicy(heartbeat_us=8 * MS))))
+    script.at(0).arrives("c", target="w")
+    script.at(7 * MS).tell(Heartbeat("c", 1, alive_only=True))
+    script.at(S)
+    assert script.ending("c") == "States.HeartbeatTimeout"
+
+
 def test_a_run_may_have_a_time_of_its_own(world):
     script = world(flow(Task("a", "f", ("b",)), Task("b", "g"), timeout_us=25 * MS))
     run(script)

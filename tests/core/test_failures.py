@@ -290,12 +290,13 @@ def test_a_batch_that_hangs_has_its_instance_killed_once(script: Script):
     assert 5 * S <= at_us <= 6 * S
 
 
-def test_a_batch_that_is_heard_of_does_not_hang(script: Script):
+@pytest.mark.parametrize("alive_only", [False, True])
+def test_a_batch_that_is_heard_of_does_not_hang(script: Script, alive_only: bool):
     script.given(a_function(), takes={"f": 10 * MS})
     script.at(0).arrives("c1")
     [batch] = script.running
     for second in range(1, 20):
-        script.at(second * S).tell(Heartbeat("c1", batch.jobs[0].id))
+        script.at(second * S).tell(Heartbeat("c1", batch.jobs[0].id, alive_only))
     assert script.all(Kill) == []
     script.at(60 * S)
     [(at_us, _)] = script.all(Kill)

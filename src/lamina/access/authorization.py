@@ -94,6 +94,8 @@ _CALLS: dict[str, tuple[Scope | None, Reach]] = {
     "GET /v1/functions": ("read", "visible"),
     "GET /v1/functions/{function}": ("read", "visible"),
     "POST /v1/functions/{function}": ("invoke", "visible"),
+    "GET /v1/functions/{function}/events": ("invoke", "visible"),
+    "GET /v1/functions/{function}/ws": ("invoke", "visible"),
     "GET /v1/kernels": ("read", "visible"),
     "GET /v1/kernels/{graph}": ("read", "visible"),
     "POST /v1/kernels/{graph}": ("invoke", "visible"),

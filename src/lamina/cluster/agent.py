@@ -46,6 +46,7 @@ from lamina.cluster.messages import (
     Goodbye,
     HeartbeatOnNode,
     Hello,
+    InputOnNode,
     JobOnNode,
     JoinRefused,
     KillOnNode,
@@ -59,6 +60,7 @@ from lamina.cluster.messages import (
     ResizeOnNode,
     RunOnNode,
     StateAnswer,
+    TakenOnNode,
     UnloadOnNode,
     WantsToLeave,
     Welcome,
@@ -69,7 +71,7 @@ from lamina.cluster.node_values import LeaderState, NodeValues
 from lamina.cluster.packages import PackageStore
 from lamina.core.actions import DropJob, JobRef, Kill, Load, Resize, StartBatch, Unload
 from lamina.core.events import BatchFailed, BatchFinished, Event, Heartbeat, InstanceLost, InstanceReady
-from lamina.drivers.engine import Engine, EngineShared, TargetSource
+from lamina.drivers.engine import Engine, EngineShared, MessageStream, TargetSource
 from lamina.drivers.timer import clock_us
 from lamina.engines.app_environments import AppEnvironments
 from lamina.errors import BadValue, Conflict, LaminaError, LeadershipLost, LoadFailed, NotLeader, StoreDown
@@ -551,6 +553,10 @@ class Agent:
                 job_id = session.jobs.get(frame.job_id)
                 if job_id is not None:
                     self._engine.perform(DropJob(job_id))
+            case InputOnNode():
+                sink = self._values.pieces.get(frame.call_id)
+                if isinstance(sink, MessageStream):
+                    sink.put(frame.value)
             case ReleaseValues():
                 for owner, slot in frame.slots:
                     if (owner, slot) in session.held:
@@ -633,6 +639,7 @@ class Agent:
             *(number, frame.function, instance.local, frame.device, frame.mask, jobs, frame.predicted_us),
             behind=behind.action.batch_id if behind is not None else 0,
             cores=frame.cores,
+            part=frame.part,
         )
         batch = _Batch(session, frame.batch_id, action, tuple(one.ref.id for one in frame.jobs))
         self._batches[number] = session.batches[frame.batch_id] = batch
@@ -668,8 +675,15 @@ class Agent:
         if given.left_us:
             call.deadline_us = clock_us() + given.left_us
         if given.is_streaming:
-            wire_id = given.ref.id
-            self._values.pieces[job.call_id] = lambda value: session.send(ChunkOnNode(job.call_id, wire_id, value))
+            call_id, wire_id = job.call_id, given.ref.id
+
+            def deliver(value: bytes) -> None:
+                session.send(ChunkOnNode(call_id, wire_id, value))
+
+            def on_taken(count: int) -> None:
+                session.send(TakenOnNode(call_id, count))
+
+            self._values.pieces[call_id] = MessageStream(deliver, on_taken) if given.takes_input else deliver
 
     def _deadline_us(self, call_id: str) -> int:
         call = self._calls.get(call_id)
@@ -817,7 +831,7 @@ class Agent:
         if self.session is not None:
             wire_id = next((wire for wire, local in self.session.jobs.items() if local == event.job_id), None)
             if wire_id is not None:
-                self.session.send(HeartbeatOnNode(event.call_id, wire_id))
+                self.session.send(HeartbeatOnNode(event.call_id, wire_id, event.alive_only))
 
     def _on_spans(self, batch_id: int, spans: list[InnerSpan]) -> None:
         batch = self._batches.get(batch_id)

@@ -178,6 +178,7 @@ class JobOnNode(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
     is_streaming: bool = False
     tenant: str = ""
     traceparent: str = ""
+    takes_input: bool = False  #: its client sends messages while it runs
 
 
 class RunOnNode(_Message, frozen=True, tag=15):
@@ -190,10 +191,18 @@ class RunOnNode(_Message, frozen=True, tag=15):
     predicted_us: Natural
     cores: Natural
     jobs: list[JobOnNode]
+    part: float = 1.0
 
 
 class DropOnNode(_Message, frozen=True, tag=16):
     job_id: int
+
+
+class InputOnNode(_Message, frozen=True, tag=21):
+    """A message of the client for a call that runs; None: it sends no more."""
+
+    call_id: str
+    value: bytes | None
 
 
 class ReleaseValues(_Message, frozen=True, tag=17):
@@ -253,6 +262,14 @@ class FailedOnNode(_Message, frozen=True, tag=33):
 class HeartbeatOnNode(_Message, frozen=True, tag=34):
     call_id: str
     job_id: int
+    alive_only: bool = False
+
+
+class TakenOnNode(_Message, frozen=True, tag=43):
+    """The function has taken so many more messages of the client of this call."""
+
+    call_id: str
+    count: Natural
 
 
 class ChunkOnNode(_Message, frozen=True, tag=35):
@@ -337,6 +354,7 @@ ToAgent = (
     | ResizeOnNode
     | RunOnNode
     | DropOnNode
+    | InputOnNode
     | ReleaseValues
     | StateAnswer
     | CommitAnswer
@@ -352,6 +370,7 @@ FromAgent = (
     | DoneOnNode
     | FailedOnNode
     | HeartbeatOnNode
+    | TakenOnNode
     | ChunkOnNode
     | OutputOnNode
     | PackageStored

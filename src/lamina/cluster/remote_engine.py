@@ -32,6 +32,7 @@ from lamina.cluster.messages import (
     FailedOnNode,
     HeartbeatOnNode,
     Hello,
+    InputOnNode,
     JobOnNode,
     KillOnNode,
     LoadedInstance,
@@ -45,11 +46,13 @@ from lamina.cluster.messages import (
     ResizeOnNode,
     RunOnNode,
     StateAnswer,
+    TakenOnNode,
     UnloadOnNode,
 )
 from lamina.cluster.remote_values import LeaderParts, RemoteValues
 from lamina.core.actions import Action, DropJob, JobRef, Kill, Load, Resize, StartBatch, Unload
 from lamina.core.events import BatchFailed, BatchFinished, Heartbeat, InstanceLost, InstanceReady
+from lamina.drivers.engine import MessageStream
 from lamina.drivers.timer import clock_us
 from lamina.engines.inflight import InFlightBatch, InFlightBatches, deliver_results
 from lamina.errors import LaminaError
@@ -208,7 +211,7 @@ class RemoteEngine:
         device = action.device.removeprefix(f"{self.node}.")
         frame = RunOnNode(
             *(action.batch_id, action.function, action.instance, device, action.mask),
-            *(action.behind, action.predicted_us, action.cores, jobs),
+            *(action.behind, action.predicted_us, action.cores, jobs, action.part),
         )
         try:
             if self._released:
@@ -222,6 +225,14 @@ class RemoteEngine:
             self._parts.post(BatchFailed(action.batch_id, error.code))
             return
         self._batches.add(batch)
+        for given in jobs:
+            sink = self._parts.values.pieces.get(given.ref.call_id) if given.takes_input else None
+            if isinstance(sink, MessageStream):
+                sink.attach(partial(self._send_input, given.ref.call_id, given.ref.id))
+
+    def _send_input(self, call_id: str, job_id: int, value: bytes | None) -> None:
+        if not self._is_closed and self._batches.is_wanted(job_id):
+            self._link.send(InputOnNode(call_id, value))
 
     def _job(self, job: JobRef, batch_id: int, reads: list[ShmRef]) -> JobOnNode:
         """A job for its frame. Raises `LaminaError` if its inputs cannot be made."""
@@ -232,7 +243,9 @@ class RemoteEngine:
         tenant, trace = origin(job, batch_id) if origin is not None else ("", "")
         deadline_us = parts.deadline_us(job.call_id)
         left_us = max(1, deadline_us - clock_us()) if deadline_us else 0
-        return JobOnNode(job, given.args, leaves, left_us, job.call_id in parts.values.pieces, tenant, trace)
+        sink = parts.values.pieces.get(job.call_id)
+        is_streaming, takes_input = sink is not None, isinstance(sink, MessageStream)
+        return JobOnNode(job, given.args, leaves, left_us, is_streaming, tenant, trace, takes_input)
 
     def _leaf(self, stored: Stored, reads: list[ShmRef]) -> bytes | NodeRef:
         """A value as this node can use it: inside the frame, its own, or one to be fetched."""
@@ -253,7 +266,11 @@ class RemoteEngine:
             case DoneOnNode():
                 self._on_done(frame)
             case HeartbeatOnNode():
-                self._parts.post(Heartbeat(frame.call_id, frame.job_id))
+                self._parts.post(Heartbeat(frame.call_id, frame.job_id, frame.alive_only))
+            case TakenOnNode():
+                sink = self._parts.values.pieces.get(frame.call_id)
+                if isinstance(sink, MessageStream):
+                    sink.on_taken(frame.count)
             case ChunkOnNode():
                 deliver = self._parts.values.pieces.get(frame.call_id)
                 if deliver is not None and self._batches.is_wanted(frame.job_id):

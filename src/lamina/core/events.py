@@ -121,10 +121,12 @@ class DataResolved(Struct, frozen=True, tag=True):
 
 
 class Heartbeat(Struct, frozen=True, tag=True):
-    """Heartbeat of a running job, for steps with a heartbeat timeout."""
+    """Heartbeat of a running job, for steps with a heartbeat timeout. `alive_only`: the loop that it waits on is alive, so its
+    worker does not hang; the step itself has said nothing."""
 
     call_id: str
     job_id: int
+    alive_only: bool = False
 
 
 class TenantUpdated(Struct, frozen=True, tag=True):

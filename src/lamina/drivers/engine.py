@@ -46,10 +46,11 @@ MAX_EARLY_MESSAGES = 64
 
 class MessageStream:
     """Stream of a call in both directions. As a sink of chunks it delivers what the function yields; what the client sends goes
-    the other way, and waits for the start of the call."""
+    the other way, and waits for the start of the call. `on_taken` is told how many messages the function has taken."""
 
-    def __init__(self, deliver: Callable[[bytes], None]) -> None:
+    def __init__(self, deliver: Callable[[bytes], None], on_taken: Callable[[int], None]) -> None:
         self._deliver = deliver
+        self.on_taken = on_taken
         self._send: Callable[[bytes | None], None] | None = None
         self._early: list[bytes | None] = []
 

@@ -38,6 +38,7 @@ from lamina.worker.protocol import (
     CancelStream,
     CommitResult,
     FromWorker,
+    InputTaken,
     JobFrame,
     ResultChunk,
     RunBatch,
@@ -311,6 +312,13 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         if worker is not None:
             worker.send(StreamInput(job_id, value))
 
+    def _on_input_taken(self, worker: WorkerHandle, taken: InputTaken) -> None:
+        batch = worker.batches.get(taken.batch_id)
+        job = next((job for job in batch.action.jobs if job.id == taken.job_id), None) if batch is not None else None
+        sink = self._values.pieces.get(job.call_id) if job is not None else None
+        if isinstance(sink, MessageStream):
+            sink.on_taken(taken.count)
+
     def _on_job_dropped(self, job_id: int) -> None:
         worker = self._concurrent.get(job_id)
         if worker is not None:
@@ -352,7 +360,9 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
                 worker.fail_load(frame.error)
                 self._kill(worker, "load-failed")
             case BatchHeartbeat():
-                self._on_heartbeat(worker.batches.get(frame.batch_id))
+                self._on_heartbeat(worker.batches.get(frame.batch_id), frame.alive_only)
+            case InputTaken():
+                self._on_input_taken(worker, frame)
             case StateRead():
                 self._answer_state_read(worker, frame)
             case BufferRead() | BufferWrite():

@@ -12,15 +12,16 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from lamina import encoding
 from lamina.core.actions import Action, DropJob, JobRef, Kill, Load, StartBatch, Unload
 from lamina.core.events import BatchFinished, Event, InstanceLost, InstanceReady
-from lamina.drivers.engine import EngineShared, JobValues
+from lamina.drivers.engine import EngineShared, JobValues, MessageStream
 from lamina.engines.inflight import deliver_results
 from lamina.errors import BadValue, Conflict, LaminaError
 from lamina.sdk.app import App
@@ -43,6 +44,21 @@ class _Batch:
     action: StartBatch
     jobs: list[JobFrame]
     followers: list[_Batch] = field(default_factory=list)  #: of other instances; they start when this one ends
+    messages: _Messages | None = None  #: of its client, while it runs
+
+
+class _Messages:
+    """Messages of a client for a call, from the loop's thread to that of its instance."""
+
+    def __init__(self, on_taken: Callable[[int], None]) -> None:
+        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._on_taken = on_taken
+        self.put = self._queue.put
+
+    async def items(self) -> AsyncIterator[Any]:
+        while (message := await asyncio.to_thread(self._queue.get)) is not None:
+            self._on_taken(1)
+            yield encoding.decode(message)
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +110,9 @@ class InProcessEngine:
                 self._post(InstanceLost(action.instance, action.reason))
             case DropJob():
                 self._wanted.discard(action.job_id)
+                for batch in self._open.values():
+                    if batch.messages is not None and batch.action.jobs[0].id == action.job_id:
+                        batch.messages.put(None)
             case _:
                 pass
 
@@ -115,6 +134,10 @@ class InProcessEngine:
             except LaminaError as error:
                 jobs.append(JobFrame(job.id, job.call_id, None, [], error=ErrorInfo(type(error).__name__, error.message)))
         batch = _Batch(action, jobs)
+        sink = self._values.pieces.get(action.jobs[0].call_id)
+        if isinstance(sink, MessageStream):
+            batch.messages = _Messages(partial(self._tell, sink.on_taken))
+            sink.attach(batch.messages.put)
         before = self._open.get(action.behind)
         self._open[action.batch_id] = batch
         self._wanted.update(job.id for job in action.jobs)
@@ -195,6 +218,8 @@ class InProcessEngine:
                     calls[index] = decode_arguments(job, _decoded)
                 except Exception as error:
                     outputs[index] = error
+        if batch.messages is not None and function.incoming and 0 in calls:
+            calls[0][function.incoming] = batch.messages.items()
         due_us = min((job.deadline_us for job in batch.jobs if job.deadline_us), default=0)
         has_state = function.spec.max_batch == 1
         for _ in range(MAX_TRIES):

@@ -228,9 +228,9 @@ class ProcessEngine(Generic[InstanceT, BatchT]):
             self.references.unpin(reads)
             self._post(BatchFailed(action.batch_id, error.code))  # smaller ones may fit
 
-    def _on_heartbeat(self, batch: BatchT | None) -> None:
+    def _on_heartbeat(self, batch: BatchT | None, alive_only: bool = False) -> None:
         for job in batch.action.jobs if batch is not None else ():
-            self._post(Heartbeat(job.call_id, job.id))
+            self._post(Heartbeat(job.call_id, job.id, alive_only))
 
     def _on_results(
         self,

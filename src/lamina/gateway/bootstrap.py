@@ -49,6 +49,7 @@ from lamina.gateway.routes.prediction_cache import PredictionCache, PredictionSt
 from lamina.gateway.routes.problems import caller_problem, ending_problem, parse_error_body
 from lamina.gateway.routes.request_options import OWN_HEADERS
 from lamina.gateway.routes.router import Router
+from lamina.gateway.routes.sockets import SocketRoutes
 from lamina.gateway.routes.targets import TargetRegistry, call_targets
 from lamina.planner.capacity_check import absent_bodies, check_capacity
 from lamina.planner.slo_check import Measured, SloShortfall, slo_shortfalls
@@ -213,6 +214,8 @@ class Gateway:
             codecs=codecs,
             cache=cache,
         )
+        self._sockets = SocketRoutes(self.targets, call_handler, self.process)
+        routes |= self._sockets.routes
         routes |= KernelRoutes(self.targets, call_handler).routes | BufferRoutes(runtime.buffers).routes
         self.router = Router(
             loop,
@@ -444,6 +447,7 @@ class Gateway:
         if self.process.is_closing:
             return 0
         self.process.close()
+        self._sockets.drain()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

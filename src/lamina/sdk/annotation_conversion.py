@@ -15,6 +15,7 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import inspect
 import reprlib
 import types
 import typing
@@ -25,7 +26,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 
 from lamina.errors import BadValue
-from lamina.sdk.binding import Param, defaults_of
+from lamina.sdk.binding import NOTHING, Param, defaults_of
 from lamina.sdk.json_schema import schema_of
 from lamina.sdk.tensors import Tensor
 
@@ -152,6 +153,11 @@ def result_hint(target: Callable[..., Any], *, batched: bool, streams: bool) -> 
     return types.GenericAlias(list, (inner,)) if streams and inner is not None else inner
 
 
+def is_async(target: Callable[..., Any]) -> bool:
+    """Whether it awaits, or yields and awaits."""
+    return inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target)
+
+
 def incoming_param(target: Callable[..., Any]) -> str:
     """The parameter for messages that come while the function runs, annotated as an `AsyncIterator` of them; "": none."""
     streams = (collections.abc.AsyncIterator, collections.abc.AsyncIterable)
@@ -186,25 +192,35 @@ def converters_of(target: Callable[..., Any], *, batched: bool) -> dict[str, Con
     defaults = defaults_of(target)
     for name, hint in hints_of(target).items():
         one = request_hint(hint, batched=batched)
-        if name == "return":
-            continue
-        if not _needs_conversion(one):
-            if (check := json_type_check(name, one, defaults[name])) is not None:
-                made[name] = check
-            continue
-        with contextlib.suppress(TypeError):  # msgspec knows no way to make it: it stays as it comes
-            msgspec.json.Decoder(one, dec_hook=_decode_hook)
-            made[name] = _converter(name, one)
+        if name != "return" and (convert := _converter_to(name, one, defaults[name])) is not None:
+            made[name] = convert
     return made
+
+
+def message_converter(target: Callable[..., Any], incoming: str) -> Converter | None:
+    """Converter of one message of the parameter `incoming`; None where there is nothing to convert."""
+    inner = get_args(hints_of(target).get(incoming))
+    return _converter_to(incoming, inner[0], NOTHING) if inner else None
+
+
+def _converter_to(name: str, hint: Any, default: Any) -> Converter | None:
+    if not _needs_conversion(hint):
+        return json_type_check(name, hint, default)
+    with contextlib.suppress(TypeError):  # msgspec knows no way to make it: it stays as it comes
+        msgspec.json.Decoder(hint, dec_hook=_decode_hook)
+        return _converter(name, hint)
+    return None
 
 
 def typed_params(params: tuple[Param, ...], target: Callable[..., Any], *, batched: bool = False) -> tuple[Param, ...]:
     """The parameters with their JSON Schema types."""
     hints, defaults = hints_of(target), defaults_of(target)
+    incoming = incoming_param(target) if is_async(target) else ""
 
     def typed(param: Param) -> Param:
         hint = request_hint(hints.get(param.name), batched=batched)
-        return Param(param.name, param.required, schema_type(hint, defaults[param.name]), schema_of(hint))
+        kind, schema = schema_type(hint, defaults[param.name]), schema_of(hint)
+        return Param(param.name, param.required, kind, schema, is_incoming=param.name == incoming)
 
     return tuple(typed(param) for param in params)
 

@@ -32,6 +32,7 @@ class Param(Struct, frozen=True):
     type: str = ""  #: as JSON Schema names it, where an annotation says
     schema: dict[str, Any] = {}  #: JSON Schema of a value, with its own `$defs`; {}: any
     is_whole: bool = False  #: the body of a call is its value, also an object that has its name
+    is_incoming: bool = False  #: it gets the messages of a WebSocket, one by one; elsewhere a list of them
 
 
 Params = Sequence[Param]

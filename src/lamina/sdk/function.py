@@ -22,7 +22,14 @@ from msgspec.structs import replace
 from lamina.core.workflow.error_policy import ALL, TIMEOUT, ErrorPolicy, Retrier, matches
 from lamina.encoding import RaisedResponse
 from lamina.errors import BadFlow, BadValue
-from lamina.sdk.annotation_conversion import converters_of, incoming_param, result_hint, typed_params
+from lamina.sdk.annotation_conversion import (
+    converters_of,
+    incoming_param,
+    is_async,
+    message_converter,
+    result_hint,
+    typed_params,
+)
 from lamina.sdk.binding import Param, bind_arguments, defaults_of, params_of
 from lamina.sdk.context import BatchContext, active_context, context
 from lamina.sdk.json_schema import schema_of
@@ -78,7 +85,7 @@ class Function(RemoteTarget[P, R]):
         self.is_class = inspect.isclass(target)
         self.needs_arguments = self.is_class and _needs_arguments(target, place, bound)  #: it cannot be served without `bind`
         body = (target.pre if issubclass(target, TorchModel) else target.__call__) if self.is_class else target
-        self.is_async = inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body)
+        self.is_async = is_async(body)
         self.streams = inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body)  #: it yields its answer in pieces
         if self.streams:
             if spec.max_batch > 1:
@@ -89,6 +96,7 @@ class Function(RemoteTarget[P, R]):
         self.incoming = incoming_param(body) if self.is_async else ""  #: parameter for messages that come while it runs
         if self.incoming and spec.cache_us:
             raise BadValue(f"{place}: cache= of a function that takes messages while it runs", hint="leave cache= out")
+        self.convert_message = message_converter(body, self.incoming) if self.incoming else None
         if self.incoming and self.spec.concurrency == 1:
             at_once = DEFAULT_CONCURRENCY  # it waits for its client most of the time
             self.spec = replace(self.spec, concurrency=at_once, parts=max(1, self.spec.parts // at_once))

@@ -40,6 +40,7 @@ class Runner:
         self._streams = function.streams
         self._is_async = function.is_async
         self._incoming = function.incoming
+        self._convert_message = function.convert_message
         self._coroutines: CoroutineRunner | None = None
         self._converters = function.converters
         self._tensors = {port.name: port.tensor for port in function.signature.inputs if port.tensor is not None}
@@ -164,10 +165,12 @@ class Runner:
             return error
 
     def _open_messages(self, inputs: Inputs) -> None:
-        """A list given for what a function reads message by message is read that way."""
+        """A list given for what a function reads message by message is read that way; each message is converted as it is read."""
         given = inputs.get(self._incoming) if self._incoming else None
         if isinstance(given, list | tuple):
-            inputs[self._incoming] = _each(given)
+            inputs[self._incoming] = given = _each(given)
+        if isinstance(given, AsyncIterator) and self._convert_message is not None:
+            inputs[self._incoming] = _converted(given, self._convert_message)
 
     def _coroutine_runner(self) -> CoroutineRunner:
         if self._coroutines is None:
@@ -199,6 +202,11 @@ class Runner:
 async def _each(messages: Sequence[Any]) -> AsyncIterator[Any]:
     for message in messages:
         yield message
+
+
+async def _converted(messages: AsyncIterator[Any], convert: Callable[[Any], Any]) -> AsyncIterator[Any]:
+    async for message in messages:
+        yield convert(message)
 
 
 def _collect_items(items: Generator[Any, Any, Any], emit: Emit | None) -> list[Any] | None:

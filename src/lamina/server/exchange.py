@@ -14,6 +14,7 @@ from lamina.server.memory_budget import RETRY_S
 if TYPE_CHECKING:
     from lamina.server.http1 import HttpConnection
     from lamina.server.memory_budget import MemoryCharge
+    from lamina.server.websocket import MessageSocket
 
 log = logging.getLogger("lamina")
 
@@ -63,6 +64,7 @@ class Exchange:
     )
 
     accepts_values: ClassVar[bool] = False  #: text is made of results elsewhere: then they are given as `value`, with the `Reply`
+    sink: Any = None  #: receiver of what a function yields, of an exchange that is for streams alone
 
     def __init__(self, connection: HttpConnection, keep_alive: bool, head_only: bool, charge: MemoryCharge | None = None) -> None:
         self._connection = connection
@@ -169,6 +171,32 @@ class Exchange:
         self._on_disconnect = None
         if self._connection.transport is not None:
             self._connection.transport.abort()
+
+    def open_socket(self, request: HttpRequest) -> MessageSocket:
+        """The WebSocket that the request asks for, to be accepted; until then it can be responded to. Raises `BadHandshake`."""
+        from lamina.server.websocket import WebSocket
+
+        return WebSocket(self._connection, self, request)
+
+    def begin_upgrade(self, lines: bytes) -> None:
+        """Switch to another protocol, with these header lines: from here on `send_raw`, then `end_upgrade`."""
+        self.keep_alive = False
+        self.response = b"".join((STATUS_LINES[101], self._connection.server.date_line, self._headers, lines, b"\r\n"))
+        self.is_streaming = True
+        self._connection.flush_responses()
+
+    def send_raw(self, data: bytes) -> None:
+        """Send bytes of the protocol that the connection was upgraded to."""
+        if self.is_streaming:
+            self.response = (self.response or b"") + data
+            self._connection.flush_responses()
+            self._connection.limit_unsent(len(self.response))
+
+    def end_upgrade(self) -> None:
+        """Send what is left, and close the connection."""
+        if self.is_streaming:
+            self.is_streaming = False
+            self._connection.flush_responses()
 
     def end_stream(self) -> None:
         if self.is_streaming:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from lamina.server.listener import Listener, listen
 from lamina.server.memory_budget import CONNECTION_BYTES, RETRY_S, MemoryBudget, MemoryCharge, MemoryExhausted, address_key
 from lamina.server.origins import OriginPolicy
 from lamina.server.request_parser import CHARGE_STEP_BYTES, Fault, HeaderNames, OwnHeaders, RequestParser
+from lamina.server.websocket import MAX_EARLY_BYTES, WebSocket
 
 log = logging.getLogger("lamina")
 
@@ -54,6 +56,11 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     write_s: float = 30.0  #: for a reader that takes nothing
     small_chunks: int = 1_000  #: after so many, chunks must hold `small_chunk_bytes` on average
     small_chunk_bytes: int = 64
+    message_bytes: int = 2**20  #: of a WebSocket
+    unread_messages: int = 32  #: that a client has sent and its call has not taken: with as many, no more is read
+    unread_bytes: int = 2**20
+    ping_s: float = 20.0  #: of silence, until a client of a WebSocket is asked whether it is there
+    pong_s: float = 20.0  #: and is taken for gone if it does not answer
 
 
 Handler = Callable[[HttpRequest, Exchange], None]
@@ -70,6 +77,7 @@ EVICTION_BATCH = 64  #: connections found by one search through all of them
 _RETRY = b"retry-after: %d\r\n" % RETRY_S
 _EXTRA = {401: b"www-authenticate: Bearer\r\n", 503: _RETRY}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_ESTABLISHED = 1  #: of TCP's states
 
 
 def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -114,6 +122,8 @@ class HttpConnection(asyncio.Protocol):
         self._charge: MemoryCharge | None = None  #: flat, for the connection itself
         self._body_charge: MemoryCharge | None = None  #: of the body that is coming; then its exchange has it
         self._unsent_charge: MemoryCharge | None = None  #: of responses that the client has yet to take
+        self._socket: WebSocket | None = None  #: once the connection was upgraded
+        self._early: bytearray | None = None  #: what came behind a request for an upgrade, until that is answered
 
     # ------------------------------------------------------------ asyncio's side
 
@@ -146,6 +156,9 @@ class HttpConnection(asyncio.Protocol):
         for charge in (self._charge, self._body_charge, self._unsent_charge):
             if charge is not None:
                 charge.release()
+        if self._socket is not None:
+            self._socket.on_connection_lost()
+            self._socket = None
         self._parser.close()
         self.transport = self._writer = None
 
@@ -166,7 +179,13 @@ class HttpConnection(asyncio.Protocol):
             if self._discarded_bytes > self.limits.body_bytes and self.transport is not None:
                 self.transport.abort()
             elif self._discarded_bytes > LARGE_BODY_BYTES:
-                self._end_turn()
+                self.end_turn()
+            return
+        if self._socket is not None:
+            self._socket.feed(data)
+            return
+        if self._early is not None:
+            self.on_early_data(data)
             return
         parser = self._parser
         if self.phase == "body":
@@ -175,7 +194,7 @@ class HttpConnection(asyncio.Protocol):
         if fault is None and parser.is_in_body:
             fault = self.admit_body()
             if parser.expected_bytes > LARGE_BODY_BYTES:
-                self._end_turn()
+                self.end_turn()
         if fault is not None:
             self._reject(*fault)
         elif parser.is_in_head:
@@ -231,7 +250,7 @@ class HttpConnection(asyncio.Protocol):
             self._is_reading = False
             self.transport.pause_reading()
 
-    def _end_turn(self) -> None:
+    def end_turn(self) -> None:
         """A piece of a large body was read: if this turn of the loop has had enough of them, the next one waits for its own."""
         if not self._awaits_turn and not self.server.read_turns.take(self):
             self._awaits_turn = True
@@ -243,7 +262,9 @@ class HttpConnection(asyncio.Protocol):
             self._resume_reading()
 
     def _resume_reading(self) -> None:
-        if self._awaits_head_check or self._awaits_turn:
+        if self._awaits_head_check or self._awaits_turn or self._early is not None:
+            return
+        if self._socket is not None and not self._socket.wants_data:
             return
         if not self._is_reading and self.transport is not None and not self.transport.is_closing():
             self._is_reading = True
@@ -326,6 +347,55 @@ class HttpConnection(asyncio.Protocol):
         except Exception:
             log.exception("no response could be made for %s", request.path[:200])
             exchange.respond(500, b'{"title":"internal error","status":500}', b"application/problem+json")
+
+    # ----------------------------------------------------------------- WebSockets
+
+    large_body_bytes = LARGE_BODY_BYTES
+
+    @property
+    def has_pending(self) -> bool:
+        """Requests wait for their responses."""
+        return bool(self._exchanges)
+
+    def on_early_data(self, data: bytes) -> None:
+        """Keep what comes behind a request for an upgrade until that is answered; a client has nothing to say before."""
+        if self._socket is not None:
+            if data:
+                self._socket.feed(data)
+            return
+        if not self._exchanges:  # it was refused
+            return
+        self._early = (self._early or bytearray()) + data
+        if len(self._early) > MAX_EARLY_BYTES:
+            self.abort()
+        else:
+            self._pause_reading()
+
+    def on_upgraded(self, websocket: WebSocket) -> None:
+        """The handshake is complete: what follows are frames."""
+        self._socket = websocket
+        early, self._early = self._early, None
+        if early:
+            websocket.feed(bytes(early))
+        self.read_on()
+
+    def hold_reading(self) -> None:
+        self._pause_reading()
+
+    @property
+    def has_lost_peer(self) -> bool:
+        """Whether the client has closed its side: a socket that is not read does not say so by itself."""
+        try:
+            peer = self.transport.get_extra_info("socket") if self.transport is not None else None
+            state = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] if peer is not None else _ESTABLISHED
+        except (OSError, ValueError, AttributeError):  # closed meanwhile, or no TCP
+            return False
+        return bool(state != _ESTABLISHED)
+
+    def read_on(self) -> None:
+        """Read on, if nothing else holds it up."""
+        if not self._is_write_blocked:
+            self._resume_reading()
 
     def on_bad_header(self, header: bytes, keep_alive: bool, is_head: bool) -> None:
         """Reject a request with an unknown header of the service's own: the rest of it is not carried out."""
@@ -429,6 +499,8 @@ class HttpConnection(asyncio.Protocol):
 
     def check_timeouts(self, now_s: float) -> None:
         """Enforce the timeouts of the phase this connection is in."""
+        if self._socket is not None:
+            self._socket.check_timeouts(now_s)
         transport, phase, limits = self.transport, self.phase, self.limits
         waited_s = now_s - self.phase_since
         if phase in ("head", "body") and not self._is_reading:
@@ -447,7 +519,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.abort()
 
     def close_when_idle(self) -> None:
-        """Close as soon as no response is owed."""
+        """Close as soon as no response is owed. What a WebSocket is for decides when that ends."""
         if not self._exchanges and self.transport is not None:
             self.transport.close()
 

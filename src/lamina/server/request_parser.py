@@ -33,7 +33,8 @@ SINGLE_HEADERS = frozenset((b"host", b"content-length", b"transfer-encoding", b"
 MAX_NAMES = 512
 MAX_NAME_BYTES = 64
 
-_UPGRADE = (400, "upgrades are not served")
+_UPGRADE = (400, "upgrades other than to a WebSocket are not served")
+_UPGRADE_BEHIND = (400, "an upgrade behind requests that wait for their responses", "send it on a connection of its own")
 _MALFORMED = (400, "malformed request")
 _NO_MEMORY = (503, "no memory for this body", "try again after Retry-After, or send less at a time")
 
@@ -94,8 +95,10 @@ class RequestParser:
             self._fed_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            return _UPGRADE
+        except httptools.HttpParserUpgrade as upgrade:
+            if not self._is_upgrade:
+                return _UPGRADE
+            self._connection.on_early_data(data[upgrade.args[0] :])
         except httptools.HttpParserCallbackError as error:
             if isinstance(error.__context__, MemoryError):
                 return _NO_MEMORY
@@ -164,6 +167,7 @@ class RequestParser:
         self._length = self._window_start_bytes = 0
         self._window_start_s = 0.0
         self._fault: Fault | None = None
+        self._is_upgrade = False
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -205,7 +209,12 @@ class RequestParser:
         if length or encoding:
             self._check_framing(length, encoding)
         if self._parser.should_upgrade():
-            self._fail(*_UPGRADE)
+            method = self._parser.get_method()
+            if headers.get(b"upgrade", b"").strip().lower() != b"websocket" or method != b"GET" or encoding or self._length:
+                self._fail(*_UPGRADE)
+            if self._connection.has_pending:
+                self._fail(*_UPGRADE_BEHIND)
+            self._is_upgrade = True
         fault = self._connection.on_body_start(headers.get(b"expect", b"").lower() == b"100-continue")
         if fault is not None:
             self._fail(*fault)
@@ -239,7 +248,7 @@ class RequestParser:
         parser = self._parser
         method = parser.get_method().decode("ascii", "replace")
         path, _, query = self._url.partition(b"?")
-        keep_alive = parser.should_keep_alive() and self.version == "1.1"  # HTTP/1.0 has no chunks
+        keep_alive = parser.should_keep_alive() and self.version == "1.1" and not self._is_upgrade  # HTTP/1.0 has no chunks
         body, self._body = bytes(self._body), bytearray()
         if self._unknown_header:
             self._connection.on_bad_header(self._unknown_header, keep_alive, method == "HEAD")

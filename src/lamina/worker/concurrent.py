@@ -13,8 +13,9 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from lamina import encoding
@@ -28,7 +29,16 @@ from lamina.values.shm import ShmPool, ShmReader
 from lamina.worker.cpu_affinity import WorkerAffinity
 from lamina.worker.job_codec import decode_arguments, encode_results
 from lamina.worker.otel_context import attach_trace
-from lamina.worker.protocol import BatchDone, BatchHeartbeat, CancelStream, JobFrame, ResultChunk, RunBatch, StreamInput
+from lamina.worker.protocol import (
+    BatchDone,
+    BatchHeartbeat,
+    CancelStream,
+    InputTaken,
+    JobFrame,
+    ResultChunk,
+    RunBatch,
+    StreamInput,
+)
 
 if TYPE_CHECKING:
     from lamina.sdk.function import Function
@@ -36,8 +46,15 @@ if TYPE_CHECKING:
     from lamina.worker.main import WorkerSetup
 
 HEARTBEAT_EVERY_S = 0.05
+ALIVE_EVERY_S = 1.0
+"""How often the loop says that it is alive, for all calls that wait on it: one that waits for its client or for another service
+does not hang, however long that takes."""
+
 MAX_UNREAD = 1_024
-"""Messages that a call has been sent and has not taken; with more it is cancelled."""
+"""Messages that a call has been sent and has not taken; with more it is cancelled. The gateway lets far fewer come."""
+
+TAKEN_BATCH = 8
+"""So many taken messages are told together while more of them wait."""
 
 _NO_STATE = ("state: a function that serves several calls at once has none", "leave concurrency= out, or keep it elsewhere")
 _END: Final = object()
@@ -46,8 +63,9 @@ _END: Final = object()
 class RunningCall:
     """A call under way: its task, and the messages for it."""
 
-    def __init__(self, batch: RunBatch) -> None:
+    def __init__(self, batch: RunBatch, on_taken: Callable[[int], None]) -> None:
         self.batch = batch
+        self._on_taken = on_taken
         self.is_cancelled = False
         self.task: asyncio.Task[None] | None = None
         self._messages: asyncio.Queue[Any] = asyncio.Queue()
@@ -66,7 +84,12 @@ class RunningCall:
 
     async def messages(self) -> AsyncIterator[Any]:
         """What the client sends while the call runs."""
+        taken = 0
         while (message := await self._messages.get()) is not _END:
+            taken += 1
+            if taken >= TAKEN_BATCH or self._messages.empty():
+                self._on_taken(taken)
+                taken = 0
             yield message
 
     def may_beat(self) -> bool:
@@ -103,6 +126,7 @@ class ConcurrentWorker:
         loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(self._channel.fileno(), self._on_readable)
         loop.add_reader(wake, self._on_signal, wake)
+        self._say_alive()
         await self._stopped.wait()
         running = [call.task for call in self._calls.values() if call.task is not None]
         if running:
@@ -142,8 +166,18 @@ class ConcurrentWorker:
                 case StopProcess():
                     self._stop()
 
+    def _say_alive(self) -> None:
+        beats = [BatchHeartbeat(call.batch.batch_id, True) for call in self._calls.values()]
+        if beats:
+            self._channel.send(*beats)
+        asyncio.get_running_loop().call_later(ALIVE_EVERY_S, self._say_alive)
+
+    def _tell_taken(self, batch_id: int, job_id: int, count: int) -> None:
+        self._channel.send(InputTaken(batch_id, job_id, count))
+
     def _start(self, batch: RunBatch) -> None:
-        call = self._calls[batch.jobs[0].job_id] = RunningCall(batch)
+        job_id = batch.jobs[0].job_id
+        call = self._calls[job_id] = RunningCall(batch, partial(self._tell_taken, batch.batch_id, job_id))
         call.task = asyncio.get_running_loop().create_task(self._run(call))
 
     async def _run(self, call: RunningCall) -> None:

@@ -46,6 +46,14 @@ class StreamInput(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     value: bytes | None
 
 
+class InputTaken(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=10):
+    """The function of this job has taken so many more messages: as many may follow."""
+
+    batch_id: Natural
+    job_id: int
+    count: Natural
+
+
 class WorkerReady(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4):
     load_us: Natural  #: from the request to load until now
     pid: Natural
@@ -87,9 +95,10 @@ class ResultChunk(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
 
 class BatchHeartbeat(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=30):
-    """Heartbeat of a batch."""
+    """Heartbeat of a batch. `alive_only`: of the loop that its call waits on, not of the function."""
 
     batch_id: Natural
+    alive_only: bool = False
 
 
 class StateRead(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=31):
@@ -134,7 +143,9 @@ class BufferAnswer(Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 ToWorker = BufferAnswer | RunBatch | ReleaseSlots | StopProcess | CancelStream | StreamInput | StateValue | CommitResult
-FromWorker = WorkerReady | WorkerLoadFailed | BatchDone | ResultChunk | BatchHeartbeat | StateRead | BufferRead | BufferWrite
+FromWorker = (
+    WorkerReady | WorkerLoadFailed | BatchDone | ResultChunk | BatchHeartbeat | InputTaken | StateRead | BufferRead | BufferWrite
+)
 
 
 def from_worker_reader() -> FrameReader[FromWorker]:

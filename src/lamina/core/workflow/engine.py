@@ -198,7 +198,7 @@ class WorkflowEngine:
         if batch is not None:
             batch.on_heartbeat(self._clock.now_us)
         execution = run.executions.get(job.execution_id) if isinstance(run, WorkflowRun) else None
-        if isinstance(run, WorkflowRun) and execution is not None and execution.heartbeat_us:
+        if isinstance(run, WorkflowRun) and execution is not None and execution.heartbeat_us and not event.alive_only:
             self.timers.arm(self._clock.run_us + execution.heartbeat_us, run, execution, "heartbeat")
 
     def fire_timers(self) -> None:

@@ -26,6 +26,7 @@ from lamina.gateway.ingress.messages import (
     ResultValue,
     RouteTable,
     SlotPayload,
+    SocketLeft,
     StopAccepting,
     ToIngress,
     controller_reader,
@@ -105,6 +106,11 @@ class ControllerLink(asyncio.Protocol):
     def cancel(self, number: int) -> None:
         if self._pending.pop(number, None) is not None:
             self.send(ClientGone(number))
+
+    def leave(self, message: SocketLeft) -> None:
+        """The client of a WebSocket has left: nothing more is expected of its reply."""
+        if self._pending.pop(message.number, None) is not None:
+            self.send(message)
 
     def check_head(self, headers: dict[bytes, bytes], then: OnHeadChecked) -> None:
         """Ask the controller whether the body of a request may be read."""

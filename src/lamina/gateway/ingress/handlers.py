@@ -31,6 +31,13 @@ from lamina.gateway.ingress.messages import (
     RouteTable,
     RpcReply,
     RpcRequest,
+    SocketAccepted,
+    SocketClose,
+    SocketInput,
+    SocketLeft,
+    SocketMessage,
+    SocketTaken,
+    socket_data,
 )
 from lamina.gateway.oip.grpc_methods import InferenceMethods
 from lamina.gateway.oip.inference import (
@@ -58,6 +65,7 @@ from lamina.sdk.binding import Param
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.grpc import OnDone, OnMessage, RpcContext, RpcError, SerializedMessage
 from lamina.server.process_status import ProcessStatus
+from lamina.server.websocket import MessageSocket
 
 
 class KnownRoutes:
@@ -170,7 +178,9 @@ class IngressHttpHandler:
     def _forward(self, request: HttpRequest, exchange: Exchange) -> None:
         link = self._link
         head = link.full_head(request)
-        number = link.register(self._http_reply(exchange, request.header(b"accept")))
+        is_upgrade = b"sec-websocket-key" in request.headers
+        reply = SocketReply(link, request, exchange).on_message if is_upgrade else None
+        number = link.register(reply or self._http_reply(exchange, request.header(b"accept")))
         exchange.when_disconnected(link.canceller(number))
         link.send(ForwardedRequest(number, head, link.store_payload(request.body)))
 
@@ -216,6 +226,49 @@ class IngressHttpHandler:
             then(error)
         else:
             exchange.respond(status, body, kind, extra + own)
+
+
+class SocketReply:
+    """Reply to a request for a WebSocket: the handshake, messages, and the end; or a response that is none."""
+
+    __slots__ = ("_exchange", "_link", "_request", "_socket")
+
+    def __init__(self, link: ControllerLink, request: HttpRequest, exchange: Exchange) -> None:
+        self._link = link
+        self._request = request
+        self._exchange = exchange
+        self._socket: MessageSocket | None = None
+
+    def on_message(self, message: ReplyMessage) -> bool:
+        match message:
+            case SocketAccepted():
+                self._accept(message)
+                return False
+            case SocketMessage() if self._socket is not None:
+                self._socket.send(message.message)
+                return False
+            case SocketTaken() if self._socket is not None:
+                self._socket.taken(message.count)
+                return False
+            case SocketClose() if self._socket is not None:
+                self._socket.close(message.code, message.reason)
+            case HttpResponse():
+                self._exchange.respond(message.status, message.body, message.content_type, message.extra)
+        return True
+
+    def _accept(self, accepted: SocketAccepted) -> None:
+        link, number = self._link, accepted.number
+        try:
+            self._socket = socket = self._exchange.open_socket(self._request)
+        except LaminaError as error:  # the controller has checked the handshake; the library may be missing here
+            respond_problem(self._exchange, error_problem(error))
+            link.cancel(number)
+            return
+        socket.accept(
+            lambda message: link.send(SocketInput(number, *socket_data(message))),
+            lambda code, reason: link.leave(SocketLeft(number, code, reason)),
+            *(accepted.protocol, accepted.tenant, accepted.headers),
+        )
 
 
 class RemoteBackend:

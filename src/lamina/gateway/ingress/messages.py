@@ -143,6 +143,26 @@ class HeadCheckRequest(Struct, frozen=True, array_like=True, tag=9):
     authorization: bytes | None
 
 
+class SocketInput(Struct, frozen=True, array_like=True, tag=31):
+    """A message of the client of a WebSocket."""
+
+    number: Natural
+    data: bytes
+    is_text: bool
+
+    @property
+    def message(self) -> str | bytes:
+        return self.data.decode() if self.is_text else self.data
+
+
+class SocketLeft(Struct, frozen=True, array_like=True, tag=32):
+    """The client has closed its WebSocket."""
+
+    number: Natural
+    code: Natural
+    reason: str
+
+
 # ------------------------------------------------------------------- to an ingress
 
 
@@ -257,6 +277,42 @@ class HeadCheckReply(Struct, frozen=True, array_like=True, tag=20):
     status: Natural = 401
 
 
+class SocketAccepted(Struct, frozen=True, array_like=True, tag=33):
+    """The handshake of a WebSocket is to be completed."""
+
+    number: Natural
+    protocol: str
+    tenant: str
+    headers: bytes
+
+
+class SocketMessage(Struct, frozen=True, array_like=True, tag=34):
+    """A message for the client of a WebSocket."""
+
+    number: Natural
+    data: bytes
+    is_text: bool
+
+    @property
+    def message(self) -> str | bytes:
+        return self.data.decode() if self.is_text else self.data
+
+
+class SocketTaken(Struct, frozen=True, array_like=True, tag=35):
+    """So many messages of the client have been taken."""
+
+    number: Natural
+    count: Natural
+
+
+class SocketClose(Struct, frozen=True, array_like=True, tag=36):
+    """The WebSocket is to be closed."""
+
+    number: Natural
+    code: Natural
+    reason: str
+
+
 FromIngress = (
     CallRequest
     | RequestHead
@@ -268,6 +324,8 @@ FromIngress = (
     | IngressReady
     | HeadCheckRequest
     | CommitAllowed
+    | SocketInput
+    | SocketLeft
 )
 ReplyMessage = (
     ResultValue
@@ -280,6 +338,10 @@ ReplyMessage = (
     | InferChunk
     | RpcReply
     | HeadCheckReply
+    | SocketAccepted
+    | SocketMessage
+    | SocketTaken
+    | SocketClose
 )
 """Of the reply to a request."""
 
@@ -296,6 +358,11 @@ class ControllerMessages(Struct, frozen=True, array_like=True, tag=1):
     """All messages to an ingress in one turn of the controller's loop."""
 
     messages: list[ToIngress]
+
+
+def socket_data(message: str | bytes) -> tuple[bytes, bool]:
+    """A message of a WebSocket as bytes, and whether it is text."""
+    return (message.encode(), True) if isinstance(message, str) else (message, False)
 
 
 def ingress_reader() -> FrameReader[IngressMessages]:

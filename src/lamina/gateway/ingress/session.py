@@ -36,8 +36,15 @@ from lamina.gateway.ingress.messages import (
     RpcReply,
     RpcRequest,
     SlotPayload,
+    SocketAccepted,
+    SocketClose,
+    SocketInput,
+    SocketLeft,
+    SocketMessage,
+    SocketTaken,
     ingress_reader,
     pack_messages,
+    socket_data,
 )
 from lamina.gateway.oip.grpc_service import GrpcMethods
 from lamina.gateway.oip.inference import InferenceRequest
@@ -50,6 +57,7 @@ from lamina.ipc.framing import FrameError
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.grpc import RpcContext, RpcError
 from lamina.server.http1 import HeadCheck
+from lamina.server.websocket import ABNORMAL, NORMAL, MessageSocket, OnSocketClose, OnSocketMessage, check_handshake
 from lamina.values.references import ShmRef, Stored
 from lamina.values.slot_refs import SlotReferences, WorkerSlots
 
@@ -138,6 +146,14 @@ class RemoteReply(Exchange):
         else:
             self._session.send(RpcReply(self._number, message.SerializeToString()))
 
+    # ------------------------------------------------------------------- WebSockets
+
+    def open_socket(self, request: HttpRequest) -> MessageSocket:
+        socket = RemoteSocket(self._session, self._number, check_handshake(request)[1])
+        self.when_disconnected(lambda: socket.leave(ABNORMAL, ""))
+        self._session.sockets[self._number] = socket
+        return socket
+
     # ---------------------------------------------------------------------- the end
 
     def on_client_gone(self) -> None:
@@ -151,7 +167,40 @@ class RemoteReply(Exchange):
         self.response = b""
         self.is_streaming = False
         self._on_disconnect = None
-        self._session.pending.pop(self._number, None)
+        self._session.forget(self._number)
+
+
+class RemoteSocket(MessageSocket):
+    """A WebSocket whose client is connected to an ingress process."""
+
+    def __init__(self, session: IngressSession, number: int, protocols: tuple[str, ...]) -> None:
+        super().__init__(protocols)
+        self._session = session
+        self._number = number
+
+    @property
+    def _is_open(self) -> bool:
+        return self._number in self._session.sockets
+
+    def accept(
+        self, on_message: OnSocketMessage, on_close: OnSocketClose, protocol: str = "", tenant: str = "", headers: bytes = b""
+    ) -> None:
+        super().accept(on_message, on_close)
+        if self._is_open:
+            self._session.send(SocketAccepted(self._number, protocol, tenant, headers))
+
+    def send(self, message: str | bytes) -> None:
+        if self._is_open:
+            self._session.send(SocketMessage(self._number, *socket_data(message)))
+
+    def taken(self, count: int) -> None:
+        if self._is_open:
+            self._session.send(SocketTaken(self._number, count))
+
+    def close(self, code: int = NORMAL, reason: str = "") -> None:
+        if self._is_open:
+            self._session.send(SocketClose(self._number, code, reason))
+            self._session.forget(self._number)
 
 
 class IngressSession:
@@ -182,6 +231,7 @@ class IngressSession:
         self._pinned: dict[int, list[ShmRef]] = {}  #: results it is reading
         self._out: list[Struct] = []
         self.pending: dict[int, RemoteReply] = {}
+        self.sockets: dict[int, RemoteSocket] = {}
         self.ready: asyncio.Future[IngressReady] = self._loop.create_future()
         self.process: ChildProcess | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -190,6 +240,8 @@ class IngressSession:
             RequestHead: self._on_head,
             ReplyConsumed: self._on_reply_consumed,
             ClientGone: self._on_client_gone,
+            SocketInput: self._on_socket_input,
+            SocketLeft: self._on_socket_left,
             ForwardedRequest: self._on_forwarded,
             RpcRequest: self._on_rpc,
             IngressReady: self._on_ready,
@@ -299,7 +351,23 @@ class IngressSession:
             raise FrameError(f"head {number} was never sent")
         return head
 
+    def _on_socket_input(self, message: SocketInput) -> None:
+        socket = self.sockets.get(message.number)
+        if socket is not None:
+            socket.receive(message.message)
+
+    def _on_socket_left(self, message: SocketLeft) -> None:
+        socket = self.sockets.get(message.number)
+        if socket is not None:
+            self.forget(message.number)
+            socket.leave(message.code, message.reason)
+
+    def forget(self, number: int) -> None:
+        self.sockets.pop(number, None)
+        self.pending.pop(number, None)
+
     def _on_client_gone(self, gone: ClientGone) -> None:
+        self.sockets.pop(gone.number, None)
         reply = self.pending.pop(gone.number, None)
         if reply is not None:
             reply.on_client_gone()
@@ -381,6 +449,7 @@ class IngressSession:
         for reply in list(self.pending.values()):
             reply.on_client_gone()
         self.pending.clear()
+        self.sockets.clear()
         for number in list(self._pinned):
             self._on_reply_consumed(ReplyConsumed(number))
         if self.slots is not None and self._slot_refs is not None:

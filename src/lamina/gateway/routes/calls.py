@@ -113,7 +113,9 @@ class CallHandler:
         exchange.when_disconnected(partial(self.cache.cancel if target.cache_us else driver.cancel, call_id))
         accept = headers.get(b"accept", b"")
         stream = stream_type(accept) if accept and target.kind == "function" else None
-        if stream is not None:
+        if exchange.sink is not None:
+            driver.data.pieces[call_id] = exchange.sink
+        elif stream is not None:
             exchange = stream(exchange)
             driver.data.pieces[call_id] = exchange.send_value
         call = call_for(

@@ -22,6 +22,7 @@ from lamina.gateway.routes.explain import SampledRefusals
 from lamina.gateway.routes.http_codec import JSON, DecodedBody
 from lamina.gateway.routes.problems import defect_problem, error_problem, make_problem, reject_method, respond_problem
 from lamina.gateway.routes.profiles import take_snapshot
+from lamina.gateway.routes.sockets import with_bearer
 from lamina.gateway.routes.status import status
 from lamina.gateway.routes.targets import CallTarget, TargetRegistry
 from lamina.sdk.binding import Param
@@ -117,6 +118,8 @@ class Router:
     def handle(self, request: HttpRequest, exchange: Exchange, decoded: DecodedBody | None = None) -> None:
         """Handle a request; `decoded`: its body has been read by an ingress process."""
         try:
+            if b"sec-websocket-protocol" in request.headers:
+                request = with_bearer(request)
             target = self.targets.by_path.get(request.path)
             if target is None:
                 self._handle_other(request, exchange)
