@@ -27,6 +27,7 @@ from lamina.core.events import BatchFinished, CallCancelled, DeviceJoined, Event
 from lamina.core.policy import DispatchRole
 from lamina.drivers.driver import Ending, exception_for
 from lamina.drivers.virtual import DeviceChange, Scheduled, VirtualDriver
+from lamina.engines.in_process import run_mock
 from lamina.errors import BadValue, Cancelled
 from lamina.expr import evaluate
 from lamina.gateway.local_server import LocalServer
@@ -275,13 +276,7 @@ class _InProcessExecutor:
             if self._app.functions[name].spec.max_batch > 1:
                 return self._runners[name].run(calls)
             return [self._one(self._runners[name], call) for call in calls]
-        results: list[Any] = []
-        for call in calls:
-            try:
-                results.append(mock(**call))
-            except Exception as error:
-                results.append(error)
-        return results
+        return run_mock(mock, calls)
 
     def _one(self, runner: Runner, call: dict[str, Any]) -> Any:
         """What it changes of the state is kept if it succeeds; `app.state` shows it."""

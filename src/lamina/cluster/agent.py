@@ -325,7 +325,6 @@ class Agent:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._wake = asyncio.Event()
         self._done = asyncio.Event()
-        self._is_leaving = False
         self._epochs_file = config.folder / "epochs.json"
         self._epochs = _read_epochs(self._epochs_file)
         self._said = ""  #: why no server takes it, as it was last logged
@@ -352,7 +351,6 @@ class Agent:
             if not self._done.is_set():
                 await self._leave(grace_s)
         finally:
-            self._is_leaving = True
             for task in (lag, seek, *waits, *self._tasks):
                 task.cancel()
             await asyncio.gather(lag, seek, *waits, *self._tasks, return_exceptions=True)
@@ -369,7 +367,6 @@ class Agent:
     async def _leave(self, grace_s: float) -> None:
         """Ask to be drained, and wait for it."""
         if self.session is not None and self.session.is_live:
-            self._is_leaving = True
             self.session.send(WantsToLeave())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._done.wait(), grace_s)

@@ -55,10 +55,6 @@ class FrameLink(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None and not self._has_ended
 
-    @property
-    def is_stranger(self) -> bool:
-        return self._stranger_bytes is not None
-
     def trust(self) -> None:
         """The handshake is over: from now on frames may be as large as anywhere."""
         self._stranger_bytes = None

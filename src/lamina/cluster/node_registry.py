@@ -10,7 +10,6 @@ them is to blame.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -125,9 +124,6 @@ class NodeRegistry:
         """Whether what this incarnation says is believed."""
         node = self.nodes.get(name)
         return node is not None and node.is_open and node.incarnation == incarnation
-
-    def open_nodes(self) -> Iterable[NodeRecord]:
-        return [node for node in self.nodes.values() if node.is_open]
 
     # ------------------------------------------------------------------- events
 

@@ -290,12 +290,17 @@ def _mocked(mock: Mock | None) -> Run:
     assert mock is not None
 
     def run(calls: list[dict[str, Any]], emit: Callable[[Any], bool] | None = None) -> list[Any]:
-        results: list[Any] = []
-        for call in calls:
-            try:
-                results.append(mock(**call))
-            except Exception as error:
-                results.append(error)
-        return results
+        return run_mock(mock, calls)
 
     return run
+
+
+def run_mock(mock: Mock, calls: list[dict[str, Any]]) -> list[Any]:
+    """Results of a mock for the calls of a batch; what it raises is the result of that call."""
+    results: list[Any] = []
+    for call in calls:
+        try:
+            results.append(mock(**call))
+        except Exception as error:
+            results.append(error)
+    return results

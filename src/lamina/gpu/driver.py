@@ -122,9 +122,6 @@ class CudaDriver:
         """The green context a stream belongs to, 0 for a plain one."""
         return int(self._call("cuStreamGetGreenCtx", self._cuda.CUstream(stream)))
 
-    def sms_of(self, context: int) -> int:
-        return int(self._call("cuGreenCtxGetDevResource", self._cuda.CUgreenCtx(context), self._sm).sm.smCount)
-
     def destroy_stream(self, stream: int) -> None:
         self._call("cuStreamDestroy", self._cuda.CUstream(stream))
 

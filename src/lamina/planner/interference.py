@@ -8,7 +8,7 @@ carries it as `interference`, and planners that can use it look for it there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 
 class ColocatedBatch(NamedTuple):
@@ -23,13 +23,3 @@ class InterferenceModel(Protocol):
     def slowdown(self, function: ColocatedBatch, neighbours: Sequence[ColocatedBatch], kind: str) -> float:
         """How many times longer it takes beside these than alone; never below 1."""
         ...
-
-
-@runtime_checkable
-class HasInterference(Protocol):
-    interference: InterferenceModel | None
-
-
-def interference_of(predictor: object) -> InterferenceModel | None:
-    """The predictor's interference model, if it has one."""
-    return predictor.interference if isinstance(predictor, HasInterference) else None

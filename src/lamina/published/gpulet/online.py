@@ -24,7 +24,7 @@ from lamina.core.policy import Decision, RecheckAt, View
 from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState
 from lamina.planner.function_goals import NO_GOAL_US, function_goals_us
-from lamina.planner.interference import interference_of
+from lamina.planner.interference import InterferenceModel
 from lamina.planner.partitioning.catalogue import PlannerRules, PlanTask
 from lamina.planner.partitioning.device_catalogue import PairwiseInterference, build_catalogue, halving_cuts
 from lamina.planner.partitioning.plan import HEADROOMS, PartitionPlan
@@ -223,7 +223,7 @@ class OnlineGpulet:
             return view.predictor.latency_us(function, kind, batch, units, cores) or UNKNOWN_US
 
         known = build_catalogue(specs, kinds, latency_us, halving_cuts)
-        model = interference_of(view.predictor) if self.rules().interference else None
+        model: InterferenceModel | None = getattr(view.predictor, "interference", None) if self.rules().interference else None
         rules = replace(self.rules(), interference=model is not None, latency_ratio=1.0, max_models=self.max_models)
         planner = GpuletPlanner(known, rules, REPAIRED, PairwiseInterference(known, model) if model is not None else None)
 
