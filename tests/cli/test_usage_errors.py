@@ -44,7 +44,7 @@ def test_an_app_that_raises_shows_where(capsys):
     assert "cli" not in said
 
 
-@pytest.mark.parametrize(("name", "told"), [("folder", "'folder' is a folder"), ("notes.txt", "'notes.txt' is no Python file")])
+@pytest.mark.parametrize(("name", "told"), [("folder", "no app.py in 'folder'"), ("notes.txt", "'notes.txt' is no Python file")])
 def test_what_is_no_app_file_is_told(capsys, name: str, told: str):
     Path("folder").mkdir()
     Path("notes.txt").touch()
