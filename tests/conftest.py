@@ -32,14 +32,16 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of published systems and of the lab, and of examples with their models, are marked by where they are, so that a quick
-    run can leave them out."""
+    """Tests of published systems and of the lab, of examples with their models, and of what a newcomer does with real servers are
+    marked by where they are, so that a quick run can leave them out."""
     for item in items:
         part = item.path.relative_to(Path(__file__).parent).parts[0]
         if part in ("published", "lab"):
             item.add_marker(pytest.mark.published)
         elif part == "examples":
             item.add_marker(pytest.mark.slow)
+        elif part == "newcomer":
+            item.add_marker(pytest.mark.live)
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 FRESH = """
 import asyncio, json, sys
 
@@ -65,6 +67,7 @@ def first_call(tmp_path: Path, policy: str) -> dict[str, object]:
     return found
 
 
+@pytest.mark.live
 def test_the_first_workflow_call_of_a_fresh_server_imports_nothing(tmp_path: Path):
     """Importing numpy takes longer than most SLOs allow: at the first call it made a fresh server miss its first deadline."""
     assert first_call(tmp_path, "frontier") == {"ending": "Reply", "imported": []}

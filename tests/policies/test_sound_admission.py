@@ -63,6 +63,7 @@ def every_rejection() -> Iterator[list[tuple[int, Call, Reject]]]:
         yield found
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10**6))
 def test_no_call_is_rejected_with_an_offer_inside_its_deadline(seed: int):

@@ -19,6 +19,7 @@ def worlds(seeds: str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
 
 
+@pytest.mark.slow
 def test_thirty_worlds_lose_nothing_and_double_nothing():
     played = worlds("0:30")
     assert played.returncode == 0, played.stdout + played.stderr
@@ -30,6 +31,7 @@ def test_a_thousand_worlds_lose_nothing_and_double_nothing():
     assert played.returncode == 0, played.stdout + played.stderr
 
 
+@pytest.mark.slow
 def test_a_world_is_the_same_when_it_is_played_again():
     once, again = worlds("17", "--trace"), worlds("17", "--trace")
     assert once.returncode == again.returncode == 0
