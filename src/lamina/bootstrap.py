@@ -56,7 +56,7 @@ from lamina.sim.hardware_model import HardwareModel
 from lamina.state.kv_state import StateTable
 from lamina.types import Call, DeviceSpec
 from lamina.values.run_values import RunValues
-from lamina.worker.cpu_affinity import cpu_device
+from lamina.worker.cpu_affinity import cores_for_gpus, cpu_device
 
 ON_GPU = {"LAMINA_TORCH_DEVICE": "cuda"}
 """Where a `TorchModel` runs that is alone in its process."""
@@ -99,6 +99,7 @@ def open_local(
     shadow_batches: bool = False,
     gpu: str = "no",
     slices: SliceMode = "auto",
+    gpu_cores: int = 0,
     explain: bool = False,
     memory_bytes: int = 0,
     state_data_bytes: int = DATA_LIMIT_BYTES,
@@ -111,7 +112,8 @@ def open_local(
     buffers: Path | None = None,
 ) -> ServingRuntime:
     """Runtime on this machine: CPU cores in worker processes, and the GPUs that `gpu` names ("auto": those there are), in slices
-    that have SMs of their own or share all of them (see `Slices`).
+    that have SMs of their own or share all of them (see `Slices`). `gpu_cores` of the cores are set apart for the slices of each
+    GPU, and leased with them.
 
     With `probe`, what has no profile is timed on its sample inputs when it is loaded, and what has one that no longer holds is
     measured again while the server is idle. `shadow_batches`: measurements may run batches of their own (with `probe`, they do).
@@ -125,7 +127,8 @@ def open_local(
     app = app or load_app(app_path)
     known = read_profiles(app_path, profiles)
     table = ProfileTable(known, interference=bandwidth_interference(known))
-    cores, gpus = cpu_device(), _find_gpus(app, gpu, slices)
+    gpus = [(name, place, replace(device, cores=gpu_cores)) for name, place, device in _find_gpus(app, gpu, slices)]
+    cores = cpu_device(set_apart=gpu_cores * len(gpus))
     soft = frozenset(device.kind for _, _, device in gpus if device.limits.soft)
     predictor = online.OnlinePredictor(table, soft)
     policy = policy or policies.build(DEFAULT_POLICY)
@@ -165,17 +168,23 @@ def open_agent(
     *,
     gpu: str = "auto",
     slices: SliceMode = "auto",
+    gpu_cores: int = 0,
     memory_bytes: int = 0,
     environments: EnvironmentOptions | None = None,
 ) -> Agent:
-    """Agent with the devices of this machine: its cores, and the GPUs that `gpu` names. `environments` says how packages of apps
-    are installed here."""
+    """Agent with the devices of this machine: its cores, and the GPUs that `gpu` names, with `gpu_cores` of the cores for the
+    slices of each. `environments` says how packages of apps are installed here."""
     state, shared = LeaderState(), NodeShared()
     soft = slices == "soft"
     found = [] if gpu == "no" else _name_gpus(gpu)
     gpus = [(name, place, replace(at, owned=True, limits=replace(at.limits, soft=soft))) for name, place, at in found]
-    cpu = CpuEngine("", [cpu_device()], _shm_limits(memory_bytes), state=state, shared=shared)
-    engines = [GpuEngine("", device, name, cpu.references, ordinal=place, shared=shared) for name, place, device in gpus]
+    gpus = [(name, place, replace(device, cores=gpu_cores)) for name, place, device in gpus]
+    cores = cpu_device(set_apart=gpu_cores * len(gpus))
+    cpu = CpuEngine("", [cores], _shm_limits(memory_bytes), state=state, shared=shared)
+    engines = [
+        GpuEngine("", device, name, cpu.references, ordinal=place, shared=shared, host_cores=own)
+        for (name, place, device), own in zip(gpus, cores_for_gpus(len(gpus), gpu_cores), strict=True)
+    ]
     packages = PackageStore(config.folder / "packages", unpack)
     built = AppEnvironments(config.folder / "environments", environments)
     built.collect(_keys_of(packages, built))
@@ -276,8 +285,9 @@ def _open_engines(
             environment=environment,
             unprofiled=unprofiled(device),
             shared=shared,
+            host_cores=own,
         )
-        for name, place, device in gpus
+        for (name, place, device), own in zip(gpus, cores_for_gpus(len(gpus), gpus[0][2].cores if gpus else 0), strict=True)
     ]
     return CompositeEngine(cpu, gpu_engines, mps)
 

@@ -160,6 +160,7 @@ def _open_runtime(
             probe=not config.no_probe,
             gpu=config.gpu,
             slices=config.slices,
+            gpu_cores=config.gpu_cores,
             explain=config.explain,
             memory_bytes=memory_bytes,
             state_data_bytes=parse_bytes(config.state_data_limit, "--state-data-limit"),

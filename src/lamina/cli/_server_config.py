@@ -48,6 +48,7 @@ class EngineOptions:
     profiles: Path | None
     gpu: str
     slices: Literal["auto", "hard", "soft"]
+    gpu_cores: int  #: of the host, leased with the slices of each GPU
     no_probe: bool
     slo_check: Literal["refuse", "warn", "off"]
     explain: bool

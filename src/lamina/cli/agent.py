@@ -29,6 +29,13 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 @click.option("--name", help="Name of this node; default: the host name.")
 @click.option("--gpu", type=Gpus(), default="auto", show_default=True, help="How GPUs are sliced, as for serve.")
 @click.option("--slices", type=click.Choice(["auto", "hard", "soft"]), default="auto", show_default=True, help="As for serve.")
+@click.option(
+    "--gpu-cores",
+    type=click.IntRange(0, 1_024),
+    default=0,
+    show_default=True,
+    help="Cores of this machine that are leased with the slices of each GPU; 0: they are not counted.",
+)
 @click.option("--advertise", metavar="HOST:PORT", help="Where other machines fetch values from this one; default: any port here.")
 @click.option("--token-file", type=_PEM, help="File with the join token; or LAMINA_JOIN_TOKEN.")
 @click.option("--tls-ca", type=_PEM, help="Authority that has signed the certificates of all machines (PEM).")
@@ -70,7 +77,7 @@ def command(**options: Any) -> int:
             with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
                 terms = environment_terms(options["wheelhouse"], options["allow_builds"])
                 report = (options["as_json"], options["ready_file"])
-                runner.run(_serve(config, options["gpu"], options["slices"], grace_s, terms, *report))
+                runner.run(_serve(config, options["gpu"], options["slices"], options["gpu_cores"], grace_s, terms, *report))
         finally:
             kill_orphans(others)
     return 0
@@ -80,6 +87,7 @@ async def _serve(
     config: AgentConfig,
     gpu: str,
     slices: Any,
+    gpu_cores: int,
     grace_s: float,
     terms: EnvironmentOptions,
     as_json: bool,
@@ -92,7 +100,7 @@ async def _serve(
 
     from lamina.bootstrap import open_agent
     from lamina.cluster.agent import LeaderSession
-    from lamina.gateway.deploy.app_package import unpack_apart
+    from lamina.gateway.deploy.app_package import unpack_from_leader
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -110,7 +118,7 @@ async def _serve(
         else:
             click.echo(f"node {config.name} has joined {session.address}   (epoch {session.epoch}, Ctrl-C drains)")
 
-    agent = open_agent(config, unpack_apart, gpu=gpu, slices=slices, environments=terms)
+    agent = open_agent(config, unpack_from_leader, gpu=gpu, slices=slices, gpu_cores=gpu_cores, environments=terms)
     await agent.run(stop, on_joined=joined, grace_s=grace_s)
 
 

@@ -47,6 +47,13 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
     show_default=True,
     help="hard: slices have SMs of their own; soft: slices share all SMs; auto: soft for models with similar SLOs.",
 )
+@click.option(
+    "--gpu-cores",
+    type=click.IntRange(0, 1_024),
+    default=0,
+    show_default=True,
+    help="Cores of this machine that are leased with the slices of each GPU; 0: they are not counted.",
+)
 @click.option("--no-probe", is_flag=True, help="Do not time functions without a profile on their examples() at load.")
 @click.option(
     "--slo-check",

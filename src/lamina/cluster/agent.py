@@ -77,6 +77,7 @@ from lamina.engines.app_environments import AppEnvironments
 from lamina.errors import BadValue, Conflict, LaminaError, LeadershipLost, LoadFailed, NotLeader, StoreDown
 from lamina.expr import Leaf
 from lamina.ipc.framing import FrameError
+from lamina.sdk.model_bundle import PACKED
 from lamina.sdk.spans import InnerSpan
 from lamina.types import FunctionSpec
 from lamina.values.references import ErrorInfo, NodeRef, ShmRef, Stored
@@ -594,7 +595,7 @@ class Agent:
                     f"node {self.config.name} takes no code of tenants",
                     hint="start its agent with --trust-deployers if tenants are trusted",
                 )
-            if not _ENTRY.fullmatch(code.entry):
+            if not _ENTRY.fullmatch(code.entry) and code.entry != PACKED:
                 raise LoadFailed(f"{code.entry[:80]!r} is no Python file of a package")
             if await self._packages.ensure(code.sha256, partial(self._fetch_package, code.package)):
                 session.send(PackageStored(code.sha256))

@@ -59,10 +59,10 @@ class PackageSource:
 
     async def _make(self, target: str) -> Package:
         file, _, name = target.partition(":") if ".py:" in target else (target, "", "")
-        if is_bundle(target) or not file.endswith(".py"):
+        if not is_bundle(target) and not file.endswith(".py"):
             raise LoadFailed(
                 f"{Path(target).name[:40]!r} is no app that can be sent to an agent",
-                hint="agents take apps that are files: serve app.py, or deploy it",
+                hint="agents take apps that are files and models: serve app.py, or deploy it",
             )
         path = Path(file)
         content, entry = await asyncio.to_thread(self._pack, path, target != self._own)  # a deployed app is all of its package

@@ -7,7 +7,7 @@ the controller loads them again and retries what may be retried. Killing one fun
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -64,6 +64,25 @@ class GpuInstance(InstanceHandle):
     requested_mask: int = 0  #: its standing slice, as the executor was told when it was to load it
 
 
+class HostCores:
+    """Cores of the host that go with the slices of one GPU. The controller has counted them; here they get names."""
+
+    def __init__(self, cores: Sequence[int]) -> None:
+        self._cores = cores
+        self._taken: dict[int, list[int]] = {}  #: by batch
+
+    def take(self, action: StartBatch, open_batches: Container[int]) -> list[int]:
+        """Cores of a batch: those of the one it is behind, else some that no open batch has."""
+        if not action.cores or not self._cores:
+            return []
+        self._taken = {batch: cores for batch, cores in self._taken.items() if batch in open_batches}
+        inherited = self._taken.get(action.behind, [])
+        used = {core for cores in self._taken.values() for core in cores}
+        order = [*inherited, *(core for core in self._cores if core not in used), *self._cores]
+        found = self._taken[action.batch_id] = list(dict.fromkeys(order))[: action.cores]
+        return found
+
+
 class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
     def __init__(
         self,
@@ -76,12 +95,14 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
         environment: Mapping[str, str] | None = None,
         unprofiled: Iterable[str] = (),
         shared: EngineShared | None = None,
+        host_cores: Sequence[int] = (),
     ) -> None:
         super().__init__(app, references, WorkerLimits(), shared or EngineShared(), unprofiled)
         self.device = device
         self.usage: ExecutorUsage | None = None  #: what the executor said last
         self.loads: dict[str, dict[str, float]] = {}  #: by function: where the time of its last load went, in milliseconds
         self._slicer, self._ordinal = slicer, ordinal
+        self._host_cores = HostCores(host_cores)
         declared = self.shared.declared  # no function of a stranger is in this process
         self._spec = ProcessSpec(EXECUTOR, from_executor_reader, {**declared, **(environment or {})}, cores=allowed_cores())
         self._uses_mps = bool(environment)
@@ -251,7 +272,8 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
     def _send_batch(self, instance: GpuInstance, action: StartBatch, jobs: list[JobFrame], reads: list[ShmRef]) -> None:
         keep = [self._can_stay_on_device(job) for job in action.jobs]
         limit_us = max(HANG_FLOOR_US, HANG_TIMES * action.predicted_us) if action.predicted_us else 0
-        self._send(RunOnSlice(action.batch_id, action.instance, action.mask, action.behind, jobs, keep, limit_us))
+        cores = self._host_cores.take(action, self._batches.open)
+        self._send(RunOnSlice(action.batch_id, action.instance, action.mask, action.behind, jobs, keep, limit_us, cores))
         self._batches.add(InFlightBatch(action, reads))
 
     def _can_stay_on_device(self, job: JobRef) -> bool:

@@ -340,10 +340,10 @@ class ExecutorLoop:
         call_ids = tuple(job.call_id for job in frame.jobs)
         units = frame.mask.bit_count()
         context = BatchContext(
-            *(units, len(calls), call_ids, self._setup.device, 1, ends_s, None, NO_STATE),
+            *(units, len(calls), call_ids, self._setup.device, len(frame.cores) or 1, ends_s, None, NO_STATE),
             *(frame.jobs, batch.spans, batch.function.function.name),
         )
-        lane.put(CallableBatch(frame.batch_id, batch.function.runner, calls, context))
+        lane.put(CallableBatch(frame.batch_id, batch.function.runner, calls, context, frame.cores))
         batch.is_ordered_by_slice = True
 
     def _on_callable_done(self, batch_id: int, took_us: int, outputs: list[Any]) -> None:

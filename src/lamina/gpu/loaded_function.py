@@ -202,6 +202,7 @@ class CallableBatch:
     runner: Runner
     calls: Sequence[dict[str, Any]]
     context: BatchContext
+    cores: Sequence[int] = ()  #: of the host, that go with the slice; none: any
 
 
 class SliceThread:
@@ -211,6 +212,7 @@ class SliceThread:
         self._slice = slice_
         self._done = done
         self._todo: queue.SimpleQueue[CallableBatch] = queue.SimpleQueue()
+        self._cores: Sequence[int] = ()
         threading.Thread(target=self._work, daemon=True, name=f"slice-{slice_.mask:x}").start()
 
     def put(self, piece: CallableBatch) -> None:
@@ -219,6 +221,9 @@ class SliceThread:
     def _work(self) -> None:
         while True:
             piece = self._todo.get()
+            if piece.cores and piece.cores != self._cores:
+                os.sched_setaffinity(0, piece.cores)  # of this thread, and of those that it starts
+                self._cores = piece.cores
             started_ns = time.perf_counter_ns()
             try:
                 with self._slice, active_context(piece.context), attach_trace(piece.context):

@@ -52,7 +52,7 @@ class RunOnSlice(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     """A batch to run on a slice.
 
     `after` is the batch before it on that slice; `keep` says which results may stay on the device, job by job. A batch that runs
-    longer than `limit_us` hangs; 0: there is no estimate."""
+    longer than `limit_us` hangs; 0: there is no estimate. `cores` are those of the host that go with it; none: any."""
 
     batch_id: Natural
     instance: str
@@ -61,6 +61,7 @@ class RunOnSlice(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     jobs: list[JobFrame]
     keep: list[bool]
     limit_us: Natural = 0
+    cores: list[Natural] = []
 
 
 class FetchValue(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=13):

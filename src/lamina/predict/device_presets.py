@@ -43,7 +43,7 @@ PRESETS: dict[str, DeviceSpec] = {
 UNMEASURED = frozenset({"a100", "h100", "l4", "l40s", "b200"})
 """Kinds of which only the data sheet is known: SMs in groups of eight, and memory. No profile of ours was measured there."""
 
-_COUNTED = re.compile(r"([a-z0-9_]+?)(?:x(\d{1,5}))?")
+_COUNTED = re.compile(r"([a-z0-9_]+?)(?:x(\d{1,5}))?(?:\+(\d{1,3}))?")
 
 
 def preset(kind: str) -> DeviceSpec:
@@ -53,7 +53,8 @@ def preset(kind: str) -> DeviceSpec:
 
 
 def parse_devices(text: str) -> list[DeviceSpec]:
-    """Devices from "h200x2" or "h200x2,cpu": ids are h200-0, h200-1, cpu-0."""
+    """Devices from "h200x2" or "h200x2,cpu": ids are h200-0, h200-1, cpu-0. "h200+8" has eight cores of its host, which batches
+    lease with their slices."""
     made: list[DeviceSpec] = []
     for part in text.split(","):
         found = _COUNTED.fullmatch(part.strip())
@@ -62,7 +63,10 @@ def parse_devices(text: str) -> list[DeviceSpec]:
         template = preset(found[1])
         start = sum(device.kind == template.kind for device in made)
         numbers = range(start, start + int(found[2] or 1))
-        made += [msgspec.structs.replace(template, id=f"{template.kind}-{number}") for number in numbers]
+        cores = int(found[3] or 0)
+        if cores and template.family == "cpu":
+            raise BadValue(f"{part!r}: the units of a CPU are its cores", hint=f'write "{found[1]}"')
+        made += [msgspec.structs.replace(template, id=f"{template.kind}-{number}", cores=cores) for number in numbers]
     if not made:
         raise BadValue("no devices", hint='write "h200" or "h200x2"')
     return made

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from lamina.sdk.model_signatures import ModelFileSignature
 
 PREFIX = "models="
+PACKED = "models=packed"
+"""Last part of the path of a bundle whose content lies beside it, in `PACKED_FILE`: its models are in folders below."""
+PACKED_FILE = "models.json"
 MAX_ROWS = 1_024
 _SETTINGS: dict[str, type] = {"slo": str, "gpu": str, "cores": int, "batch": int, "instances": int, "memory_mib": int}
 _FIELDS = {"batch": "max_batch"}
@@ -45,11 +48,47 @@ def is_bundle(target: str) -> bool:
 
 
 def read_bundle(target: str) -> ModelBundle:
-    text = Path(target).name.removeprefix(PREFIX)
+    path = Path(target)
     try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(text), type=ModelBundle)
+        if path.name == PACKED:
+            return _placed(msgspec.json.decode((path.parent / PACKED_FILE).read_bytes(), type=ModelBundle), path.parent)
+        return msgspec.json.decode(base64.urlsafe_b64decode(path.name.removeprefix(PREFIX)), type=ModelBundle)
+    except OSError as error:
+        raise BadValue(f"{path.parent / PACKED_FILE}: {error.strerror}", hint="the package was changed") from None
     except (msgspec.MsgspecError, ValueError):
         raise BadValue(f"{PREFIX}...: not readable", hint="use lamina serve --model NAME=FILE") from None
+
+
+def _placed(bundle: ModelBundle, folder: Path) -> ModelBundle:
+    """A bundle whose paths are below a folder."""
+    entries = [replace(entry, path=str(folder / entry.path)) for entry in bundle.entries]
+    return ModelBundle(entries, str(folder / bundle.file) if bundle.file else "")
+
+
+def packed_bundle(target: str) -> tuple[bytes, dict[str, Path], str]:
+    """A bundle for another machine: the text of its `PACKED_FILE`; the files of its models, by their names in the package; the
+    app besides, if there is one."""
+    bundle = read_bundle(target)
+    files: dict[str, Path] = {}
+    entries = []
+    for number, entry in enumerate(bundle.entries):
+        path = Path(entry.path)
+        for file in _belonging(path):
+            files[f"m{number}/{file.name}"] = file
+        entries.append(replace(entry, path=f"m{number}/{path.name}"))
+    where, _, name = bundle.file.partition(".py:")
+    app = f"{Path(where).name}.py:{name}" if name else Path(bundle.file).name
+    return msgspec.json.encode(ModelBundle(entries, app if bundle.file else "")), files, bundle.file
+
+
+def _belonging(path: Path) -> list[Path]:
+    """A model's file, and those beside it that it needs: weights kept apart (`model.onnx.data`), a configuration."""
+    from lamina.sdk.model_function import CONFIG
+
+    config = [path.parent / CONFIG] if path.suffix == ".safetensors" else []
+    apart = sorted(one for one in path.parent.iterdir() if one.name.startswith(f"{path.name}") and one != path and one.is_file())
+    stem = [one for one in (path.with_suffix(".data"), path.parent / f"{path.name}_data") if one.is_file() and one not in apart]
+    return [path, *config, *apart, *stem]
 
 
 def parse_model_option(text: str) -> ModelEntry:

@@ -12,6 +12,7 @@ import os
 import sys
 from typing import Any
 
+from lamina.errors import BadValue
 from lamina.types import DeviceSpec, SliceLimits
 from lamina.units import MIB
 
@@ -107,9 +108,24 @@ def _number(name: str) -> int:
         return int(file.read())
 
 
-def cpu_device() -> DeviceSpec:
-    """This machine's cores as one device."""
-    units = len(allowed_cores())
+def cores_for_gpus(count: int, each: int) -> list[tuple[int, ...]]:
+    """Cores that go with the slices of each of some GPUs: the last ones of this machine. At least one is left for the rest."""
+    cores = allowed_cores()
+    if each and count * each >= len(cores):
+        raise BadValue(
+            f"--gpu-cores: {each} for each of {count} GPUs, and this machine has {len(cores)} cores",
+            hint="functions on cores and the server need some too",
+        )
+    return (
+        [cores[len(cores) - (number + 1) * each : len(cores) - number * each] for number in range(count)]
+        if each
+        else [()] * count
+    )
+
+
+def cpu_device(set_apart: int = 0) -> DeviceSpec:
+    """This machine's cores as one device, but for those that are set apart."""
+    units = len(allowed_cores()) - set_apart
     return DeviceSpec(
         id="cpu0",
         kind="cpu",

@@ -17,18 +17,23 @@ import re
 import stat
 import sys
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 from msgspec import Struct
 
 from lamina.engines.app_environments import REQUIREMENT_FILES, own_environment
 from lamina.errors import BadValue, read_user_file
+from lamina.sdk.model_bundle import PACKED, PACKED_FILE, is_bundle, packed_bundle
 from lamina.server.process_status import limit_address_space
 
 NAME_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 UNPACK_LIMIT_S = 60.0
+LEADER_LIMIT_S = 600.0
 UNPACK_MEMORY = 2**30
+WEIGHTS_BYTES = 8 * 2**20
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _SKIPPED = {"__pycache__", ".git", ".venv", "node_modules"}
 
@@ -43,6 +48,15 @@ class PackageLimits(Struct, frozen=True):
     ratio: int = 200  #: unpacked against packed, of one file above a mebibyte
 
 
+FROM_LEADER = PackageLimits(files=5_000, total_bytes=2 * 2**30, file_bytes=2 * 2**30 - 1)
+"""Limits on what a leader sends its agents: models among them."""
+
+
+async def unpack_from_leader(body: bytes, into: Path) -> None:
+    """Unpack what the leader has sent: by its hash it is what the leader has, and models may be large."""
+    await unpack_apart(body, into, LEADER_LIMIT_S, FROM_LEADER)
+
+
 def pack(path: Path) -> tuple[bytes, str]:
     """Zip a file, or a folder with all below it; returns zip and entry file's name. The same files give the same bytes."""
     files = _files_below(path, "*") if path.is_dir() else {path.name: path}
@@ -53,11 +67,22 @@ def pack(path: Path) -> tuple[bytes, str]:
 
 
 def pack_around(entry: Path, whole: bool) -> tuple[bytes, str]:
-    """Zip an app's file with its folder: all of it, or Python files alone; returns zip and the file's name in it."""
+    """Zip an app's file with its folder: all of it, or Python files alone; returns zip and the file's name in it. Models without
+    code are a package of their files."""
+    if is_bundle(str(entry)):
+        return _pack_models(str(entry))
     files = _files_below(entry.parent, "*" if whole else "*.py")
     if not whole and own_environment() is not None:  # it runs in the environment of its folder, and will elsewhere
         files |= {name: entry.parent / name for name in REQUIREMENT_FILES if (entry.parent / name).is_file()}
     return _zip({**files, entry.name: entry}), entry.name
+
+
+def _pack_models(target: str) -> tuple[bytes, str]:
+    text, files, app = packed_bundle(target)
+    if app:
+        path = Path(app.partition(".py:")[0] + ".py" if ".py:" in app else app)
+        files = {**_files_below(path.parent, "*.py"), path.name: path, **files}
+    return _zip(files, {PACKED_FILE: text}), PACKED
 
 
 def _files_below(folder: Path, pattern: str) -> dict[str, Path]:
@@ -67,12 +92,15 @@ def _files_below(folder: Path, pattern: str) -> dict[str, Path]:
     return {name: one for name, one in names.items() if not any(part.startswith(".") for part in Path(name).parts)}
 
 
-def _zip(files: dict[str, Path]) -> bytes:
+def _zip(files: dict[str, Path], texts: Mapping[str, bytes] = MappingProxyType({})) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, file in files.items():
             content = read_user_file(file, "name the file that holds the app, or the folder of its app.py")
-            archive.writestr(zipfile.ZipInfo(name, _EPOCH), content, zipfile.ZIP_DEFLATED)
+            is_weights = len(content) > WEIGHTS_BYTES  # of models: they cannot be made smaller, and it takes long to find out
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), content, zipfile.ZIP_STORED if is_weights else zipfile.ZIP_DEFLATED)
+        for name, text in texts.items():
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), text, zipfile.ZIP_DEFLATED)
     return out.getvalue()
 
 
@@ -99,10 +127,12 @@ def unpack(body: bytes, into: Path, limits: PackageLimits | None = None) -> int:
         return total
 
 
-async def unpack_apart(body: bytes, into: Path, limit_s: float = UNPACK_LIMIT_S) -> None:
+async def unpack_apart(body: bytes, into: Path, limit_s: float = UNPACK_LIMIT_S, limits: PackageLimits | None = None) -> None:
     """Unpack in a process of its own."""
+    limits = limits or PackageLimits()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "lamina.gateway.deploy.app_package", str(into)),
+        msgspec.json.encode(limits).decode(),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
@@ -125,10 +155,11 @@ async def unpack_apart(body: bytes, into: Path, limit_s: float = UNPACK_LIMIT_S)
 
 def main() -> None:
     """The process of `unpack_apart`: says what is wrong with the package, and what to do about it."""
-    limit_address_space(UNPACK_MEMORY)
+    limits = msgspec.json.decode(sys.argv[2], type=PackageLimits)
+    limit_address_space(UNPACK_MEMORY + 3 * max(0, limits.file_bytes - PackageLimits().file_bytes))
     error = ("", "")
     try:
-        unpack(sys.stdin.buffer.read(), Path(sys.argv[1]))
+        unpack(sys.stdin.buffer.read(), Path(sys.argv[1]), limits)
     except BadValue as found:
         error = (found.message, found.hint)
     sys.stdout.buffer.write(msgspec.json.encode(error))
