@@ -115,6 +115,18 @@ def test_a_link_that_is_followed_may_lead_here_and_a_frame_or_a_form_may_not(gat
     assert ask(gateway.port, "POST", "/v1/functions/echo", b"1", sec_fetch_dest="document", **visit).status == 403
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate", "sec_fetch_dest": "document"},
+        {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"},  # a browser that says no more than that
+    ],
+)
+def test_h6_a_link_starts_no_call(gateway: Gateway, headers: dict[str, str]) -> None:
+    answer = ask(gateway.port, "GET", "/v1/functions/echo/events?x=1", **headers)
+    assert answer.status == 400 and b"a link to it does not" in answer.body
+
+
 @pytest.mark.parametrize("ingress", [0, 1])
 def test_pages_of_an_allowed_origin_are_asked_about_and_let_in(tmp_path: Path, ingress: int) -> None:
     async def work() -> None:

@@ -169,6 +169,10 @@ class SocketRoutes:
 
     def _stream_events(self, request: HttpRequest, exchange: Exchange, grant: Grant, name: str) -> None:
         target = self._target(request, grant, name)
+        if request.headers.get(b"sec-fetch-mode") == b"navigate" or b"text/html" in request.headers.get(b"accept", b""):
+            raise BadValue(
+                "this address starts a call: a link to it does not", hint="read it with an EventSource, or POST the inputs"
+            )
         if b"last-event-id" in request.headers:
             exchange.respond(204, b"", b"text/event-stream")
             return
