@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -47,3 +49,31 @@ def test_an_app_that_lies_in_another_file_is_known_too(tmp_path: Path) -> None:
     uses.write_text(f'from base import app\n\n\n@app.function()\n{price}\n\nPrice.remote("x")\n', encoding="utf-8")
     said = complaints([uses], tmp_path)
     assert 'uses.py:10: error: Argument 1 to "remote" of "RemoteTarget" has incompatible type "str"; expected "int"' in said
+
+
+def pyright_findings(folder: Path) -> list[dict[str, object]]:
+    """What pyright says of `user_app.py`, as an editor would show it; it needs node, and skips without."""
+    pytest.importorskip("pyright")
+    if shutil.which("node") is None:
+        pytest.skip("no node")
+    shutil.copy(Path(__file__).with_name("user_app.py"), folder)
+    settings = {
+        "include": ["user_app.py"],
+        "extraPaths": [str(ROOT / "src")],
+        "reportUnnecessaryTypeIgnoreComment": "error",  # what mypy finds wrong, it must find wrong too
+    }
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
+    checked = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    try:
+        found = json.loads(checked.stdout[checked.stdout.index("{") :])
+    except ValueError:
+        pytest.skip(f"pyright is not to be had here: {checked.stderr[-200:]}")
+    assert found["summary"]["filesAnalyzed"] == 1
+    diagnostics: list[dict[str, object]] = found["generalDiagnostics"]
+    return diagnostics
+
+
+@pytest.mark.slow
+def test_an_editor_sees_the_same_types(tmp_path: Path) -> None:
+    assert pyright_findings(tmp_path) == []

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 
 MAX_CACHE_US = 7 * 86_400_000_000
@@ -79,6 +80,12 @@ class FunctionOptions(TypedDict, total=False):
     compete: Sequence[Function[..., Any]] | None
 
 
+class ServedClass(Protocol[P, R_co]):
+    """A class whose instances handle requests. (A protocol of its own: pyright takes functions for a `type[Callable]` too.)"""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+
 class FunctionDecorator(Protocol):
     """Decorator that keeps the types of its target: of a class those of its `__call__`. (mypy overlooks what a decorator makes
     of a class under `@`; see `mypy_plugin`.)"""
@@ -86,7 +93,7 @@ class FunctionDecorator(Protocol):
     @overload
     def __call__(self, target: type[TorchModel], /) -> Function[..., Any]: ...
     @overload
-    def __call__(self, target: type[Callable[P, R]], /) -> Function[P, R]: ...
+    def __call__(self, target: type[ServedClass[P, R_co]], /) -> Function[P, R_co]: ...
     @overload
     def __call__(self, target: Callable[P, R], /) -> Function[P, R]: ...
 

@@ -52,11 +52,11 @@ Errors = Sequence[str | type[BaseException]]
 
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 V = TypeVar("V")
 
 
-class Function(RemoteTarget[P, R]):
+class Function(RemoteTarget[P, R_co]):
     """A function of an app, made by `@app.function(...)`. `target` is the callable or class as it was written."""
 
     kind = "functions"
@@ -145,13 +145,13 @@ class Function(RemoteTarget[P, R]):
     def __repr__(self) -> str:
         return f"<function {self.name!r} of app {self.app.name!r}>"
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         where = call_mode.get()
         if isinstance(where, WorkflowTracer):
-            return cast(R, where.call(self, args, kwargs))
+            return cast(R_co, where.call(self, args, kwargs))
         if where is not None and where.is_async:
-            return cast(R, UnawaitedCall(f"{self.name}(...)", lambda: self.call_once(*args, **kwargs)))
-        return cast(R, self.call_once(*args, **kwargs))
+            return cast(R_co, UnawaitedCall(f"{self.name}(...)", lambda: self.call_once(*args, **kwargs)))
+        return cast(R_co, self.call_once(*args, **kwargs))
 
     def call_once(self, *args: Any, **kwargs: Any) -> Any:
         """Call it now, in plain Python or in a workflow that is computed in process."""
@@ -188,24 +188,24 @@ class Function(RemoteTarget[P, R]):
         """A step that must send heartbeats: `f.heartbeat("5s")(x)`."""
         return StepOptions(self).heartbeat(duration)
 
-    def options(self, **changes: Unpack[FunctionOptions]) -> Function[P, R]:
+    def options(self, **changes: Unpack[FunctionOptions]) -> Function[P, R_co]:
         """The same code as another function, with other options: `Model.options(name="model-fast", slo="20ms")`."""
         return self._again(self.bound, changes)
 
-    def bind(self, *args: Any, name: str | None = None, **kwargs: Any) -> Function[P, R]:
+    def bind(self, *args: Any, name: str | None = None, **kwargs: Any) -> Function[P, R_co]:
         """The class with arguments, as a function of its own: `Model.bind(path="b.onnx", name="model-b")`. A class whose
         `__init__` needs arguments is served only so. `name` is the function's, no argument; by default that of the class."""
         if not self.is_class:
             raise BadValue(f"{user_place()}: bind: {self.name!r} is no class", hint="give the arguments with each call")
         return self._again((args, kwargs), {"name": name} if name is not None or not self.needs_arguments else {})
 
-    def _again(self, bound: tuple[tuple[Any, ...], dict[str, Any]], changes: FunctionOptions) -> Function[P, R]:
+    def _again(self, bound: tuple[tuple[Any, ...], dict[str, Any]], changes: FunctionOptions) -> Function[P, R_co]:
         if changes.get("name") is None and not self.needs_arguments:
             raise BadValue(f"{user_place()}: {self.name!r} again, without a name of its own", hint="give name=")
         options: Any = {"name": self.name, **self._options, **changes}
         if options["name"] is None:
             options["name"] = self.name
-        return cast("Function[P, R]", self.app.add_function(self.target, options, bound))
+        return cast("Function[P, R_co]", self.app.add_function(self.target, options, bound))
 
     def open(self) -> Runner:
         """Load an instance. Raises `LoadFailed`, caused by the user's own error."""
@@ -218,7 +218,7 @@ class Function(RemoteTarget[P, R]):
     @overload
     def local(self: Function[P, AsyncIterator[V]], *args: P.args, **kwargs: P.kwargs) -> list[V]: ...
     @overload
-    def local(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def local(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
     def local(self, *args: Any, **kwargs: Any) -> Any:
         """One request, handled in this process as a worker would: loaded once, a batch of one."""
         return self._run_one(self._inputs("local", args, kwargs))

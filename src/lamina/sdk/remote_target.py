@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from lamina.sdk.client import RunHandle, SpawnedCall
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 V = TypeVar("V")
 
 
-class RemoteTarget(Generic[P, R]):
+class RemoteTarget(Generic[P, R_co]):
     """A target with a name and parameters that a server can run. `kind` is its part of the URL.
 
-    `R` is what a call in plain Python gives. What a server answers is the end of it: of an `async def` what it returns, of
+    `R_co` is what a call in plain Python gives. What a server answers is the end of it: of an `async def` what it returns, of
     something that yields the list.
     """
 
@@ -38,7 +38,7 @@ class RemoteTarget(Generic[P, R]):
     @overload
     def remote(self: RemoteTarget[P, AsyncIterator[V]], *args: P.args, **kwargs: P.kwargs) -> list[V]: ...
     @overload
-    def remote(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def remote(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """One request; waits for its result."""
         inputs = self._inputs("remote", args, kwargs)
@@ -51,7 +51,7 @@ class RemoteTarget(Generic[P, R]):
     @overload
     def aio(self: RemoteTarget[P, AsyncIterator[V]], *args: P.args, **kwargs: P.kwargs) -> Awaitable[list[V]]: ...
     @overload
-    def aio(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]: ...
+    def aio(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R_co]: ...
     def aio(self, *args: Any, **kwargs: Any) -> Awaitable[Any]:
         """`.remote` for asyncio. In an `async def` workflow it is the step itself, with a type that can be awaited."""
         if call_mode.get() is not None:

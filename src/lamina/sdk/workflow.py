@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from lamina.sdk.states_workflow import StatesWorkflow
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 
-class Workflow(RemoteTarget[P, R]):
+class Workflow(RemoteTarget[P, R_co]):
     """A workflow of an app, made by `@app.workflow(...)`. `target` is the function as it was written."""
 
     kind = "workflows"
 
-    def __init__(self, app: App, target: Callable[P, R], name: str, slo: Slo, place: str) -> None:
+    def __init__(self, app: App, target: Callable[P, R_co], name: str, slo: Slo, place: str) -> None:
         self.target = target
         self.is_async = inspect.iscoroutinefunction(target)
         if not inspect.isfunction(target):
@@ -91,14 +91,14 @@ class Workflow(RemoteTarget[P, R]):
         finally:
             call_mode.reset(token)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Compute in process, an `async def` when awaited. Inside another workflow it is part of that one."""
         where = call_mode.get()
         if where is None:
             if self.is_async:
-                return cast(R, self._awaited(InProcess(is_async=True), args, kwargs))
+                return cast(R_co, self._awaited(InProcess(is_async=True), args, kwargs))
             return self._direct(InProcess(), args, kwargs)
-        return cast(R, self._inside(where, args, kwargs))
+        return cast(R_co, self._inside(where, args, kwargs))
 
     def _inside(self, where: WorkflowTracer | InProcess, args: Any, kwargs: Any) -> Any:
         if isinstance(where, Recorder) and not where.eager:
@@ -165,7 +165,7 @@ class Workflow(RemoteTarget[P, R]):
         finally:
             call_mode.reset(token)
 
-    def _direct(self, direct: InProcess, args: Any, kwargs: Any) -> R:
+    def _direct(self, direct: InProcess, args: Any, kwargs: Any) -> R_co:
         token = call_mode.set(direct)
         try:
             return self.target(*args, **kwargs)
