@@ -250,12 +250,15 @@ def _renamed(schema: Any, names: dict[str, str]) -> Any:
 
 
 def _call_operation(target: CallTarget, shared: _SharedSchemas) -> dict[str, Any]:
+    """A call. Generated clients make one type of all that may come back, so it is told what a call without further ado sends and
+    gets: no binary encodings, and durable runs for workflows alone (functions take the same headers)."""
+    is_workflow = target.kind == "workflow"
     return {
         "summary": target.doc.strip().split("\n")[0] or f"Call {target.name}",
         "operationId": f"call_{target.kind}_{target.name}",
         "parameters": [
             {"name": name, "in": "header", "required": False, "description": what, "schema": {"type": kind}}
-            for name, kind, what in (*_CALL_HEADERS, *_RUN_HEADERS)
+            for name, kind, what in (*_CALL_HEADERS, *(_RUN_HEADERS if is_workflow else ()))
         ],
         "requestBody": {"content": _bodies(target, shared), "required": any(param.required for param in target.params)},
         "responses": {
@@ -264,7 +267,7 @@ def _call_operation(target: CallTarget, shared: _SharedSchemas) -> dict[str, Any
                 "headers": {name: {"schema": {"type": kind}} for name, kind in _ANSWER_HEADERS.items()},
                 "content": _results(target, shared),
             },
-            "202": _ACCEPTED,
+            **({"202": _ACCEPTED} if is_workflow else {}),
             **_problems(("400", "401", "403", "408", "409", "413", "415", "422", "429", "500", "503", "504")),
         },
     }
@@ -287,7 +290,7 @@ def _results(target: CallTarget, shared: _SharedSchemas) -> dict[str, Any]:
         contents["application/octet-stream"] = {}
     if target.signature is not None and target.signature.streams:
         contents["text/event-stream"] = {"schema": {"type": "string"}}
-    return contents | {"application/vnd.lamina.value": {}}
+    return contents
 
 
 def _bodies(target: CallTarget, shared: _SharedSchemas) -> dict[str, Any]:
@@ -308,8 +311,8 @@ def _bodies(target: CallTarget, shared: _SharedSchemas) -> dict[str, Any]:
                 "additionalProperties": False,
             }
         }
-    bodies["application/vnd.lamina.value"] = {}
-    if sole_param(target.params) is not None:
+    sole = sole_param(target.params)
+    if sole is not None and (not sole.schema or is_base64(sole.schema)):
         bodies["application/octet-stream"] = {}
     return bodies
 
