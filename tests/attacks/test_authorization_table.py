@@ -160,6 +160,7 @@ def path_of(table: Table, route: str, tenant: str) -> str:
         "graph": table.graphs[tenant],
         "node": "far",
         "target": f"{tenant}fn" if tenant else "echo",
+        "trigger": f"{tenant or 'own'}-trigger",
     }
     method, _, path = route.partition(" ")
     path = path.replace("{buffer*}", "b?dtype=uint8&shape=2" if method == "PUT" else "b")
@@ -184,7 +185,12 @@ async def ask_http(table: Table, listener: str, route: str, token: str, tenant: 
     elif method == "PUT" and "/apps/" in path:
         body = zipped({"app.py": (SOURCE + GRAPH).format(name=tenant or "tested").encode()})
         headers |= {"lamina_sha256": app_package.sha256_hex(body), "lamina_entry": "app.py"}
-    if "{buffer*}" in route and method != "PUT":  # which has one owner: the caller's tenant
+    if "{trigger}" in route:
+        target = f"{tenant}fn" if tenant else "echo"
+        body = b'{"target": "%s", "every": "24h", "input": {"x": 1}}' % target.encode() if method == "PUT" else b""
+        if method != "PUT":
+            await ask_http(table, listener, "PUT /v1/triggers/{trigger}", table.tokens[tenant, "deploy"], tenant)
+    elif "{buffer*}" in route and method != "PUT":  # which has one owner: the caller's tenant
         for owner in (OURS, ""):
             await ask_http(table, listener, "PUT /v1/buffers/{buffer*}", table.tokens[owner, "invoke"], owner)
     elif method == "DELETE":
@@ -248,7 +254,7 @@ def status_of(table: Table, listener: str, route: str, token: str, tenant: str =
 CELLS = [(listener, route, rule) for listener, rows in RULES.items() for route, rule in rows.items()]
 GUARDED = [cell for cell in CELLS if cell[2].reach != "public"]
 NAMES_A_THING = re.compile(
-    r"\{(function|workflow|model|app|run|graph|key\*)\}|/admin/(secret|user|token)/(set|invite|create)|^Model|^RepositoryModel"
+    r"\{(function|workflow|model|app|run|graph|trigger|key\*)\}|/admin/(secret|user|token)/(set|invite|create)|^Model|^RepositoryModel"
 )
 THINGS = [cell for cell in GUARDED if NAMES_A_THING.search(cell[1])]
 

@@ -23,7 +23,7 @@ EXIT_FAILED, EXIT_BAD, EXIT_REFUSED, EXIT_NO_SERVER, EXIT_STOPPED = 1, 2, 3, 4, 
 
 
 _GROUPS = {
-    "Serve and call": ("init", "dev", "serve", "call", "run", "load", "top", "runs", "state", "bill"),
+    "Serve and call": ("init", "dev", "serve", "call", "run", "load", "top", "runs", "state", "triggers", "bill"),
     "Workflows": ("draw", "asl"),
     "Measure, plan and compare": ("profile", "profiles", "plan", "sim", "explain", "policies", "lab"),
     "Manage a server": ("deploy", "traffic", "ls", "logs", "history", "rollback", "scale", "resize", "agent"),

@@ -338,6 +338,7 @@ class _Server:
             retention_us=self._config.store.retention_us,
             access=access,
             prepare=deployments,
+            brokers=self._config.engine.named_brokers,
             observers=GatewayObservers(
                 tracer=Tracer(self._otel.export, ratio=observe.trace_ratio) if self._otel is not None else None,
                 on_event=observer,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lamina.cluster.launchers import Launcher
     from lamina.cluster.node_pools import NodePool
     from lamina.engines.app_environments import EnvironmentOptions
+    from lamina.state.brokers import Broker
 
 T = TypeVar("T")
 MIN_BUDGET_BYTES = 16 * 2**20
@@ -54,6 +55,18 @@ class EngineOptions:
     explain: bool
     state_data_limit: str
     variables: tuple[str, ...]  #: of the environment, for the app's own functions
+    brokers: tuple[str, ...]  #: of messages that start runs
+
+    @property
+    def named_brokers(self) -> tuple[Broker, ...]:
+        from lamina.state.brokers import parse_broker
+
+        found = [parse_broker(text) for text in self.brokers]
+        names = [broker.name for broker in found]
+        for name in names:
+            if names.count(name) > 1:
+                raise BadValue(f"--broker: two are called {name!r}", hint="give each a name of its own")
+        return tuple(found)
 
     @property
     def environment(self) -> dict[str, str]:

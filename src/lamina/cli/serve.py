@@ -130,6 +130,13 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
 @click.option(
     "--env", "variables", multiple=True, metavar="NAME[=VALUE]", help="Variable for the app's own functions; repeatable."
 )
+@click.option(
+    "--broker",
+    "brokers",
+    multiple=True,
+    metavar="NAME=URL[,tenant=T]",
+    help="Broker whose messages may start runs: mqtt://, nats:// or amqp://; repeatable.",
+)
 @click.option("--apps", type=click.Path(path_type=Path), help="Where deployed apps are kept; default: beside the store.")
 @click.option(
     "--environments", type=click.Path(path_type=Path), help="Where environments of apps are kept; default: beside the store."

@@ -51,6 +51,7 @@ from lamina.gateway.routes.request_options import OWN_HEADERS
 from lamina.gateway.routes.router import Router
 from lamina.gateway.routes.sockets import SocketRoutes
 from lamina.gateway.routes.targets import TargetRegistry, call_targets
+from lamina.gateway.routes.triggers import TriggerRoutes
 from lamina.planner.capacity_check import absent_bodies, check_capacity
 from lamina.planner.slo_check import Measured, SloShortfall, slo_shortfalls
 from lamina.predict.online import OnlinePredictor
@@ -60,6 +61,7 @@ from lamina.server.listener import server_context
 from lamina.server.memory_budget import MemoryBudget
 from lamina.server.origins import OriginPolicy, OriginSettings, is_loopback
 from lamina.server.process_status import ProcessStatus, default_memory_budget
+from lamina.state.brokers import Broker
 from lamina.state.triggers import Triggers, open_triggers
 from lamina.store.base import Store
 
@@ -69,6 +71,9 @@ CACHE_SHARE = 8
 """One part in so many of the memory budget is for results that are kept (`cache=`)."""
 
 TRIM_EVERY_S = 2.0
+TRIGGERS_S = 2.0
+"""How long a server that begins to lead waits for the triggers in its store."""
+
 REFUSALS_EVERY_S = 5.0
 
 USERS_S = 2.0
@@ -116,7 +121,9 @@ class Gateway:
         observers: GatewayObservers,
         full_errors: bool,
         prepare: Prepare | None = None,
+        brokers: Sequence[Broker] = (),
     ) -> None:
+        self._brokers = brokers
         auth = Authenticator(access, requires_token=not listen.no_auth and check_host(listen.host, access))
         limits, tracer = listen.limits, observers.tracer
         self.app, self.driver = app, loop = runtime.app, runtime.driver
@@ -204,6 +211,9 @@ class Gateway:
         )
         routes = self.billing.routes | state.StateRoutes(runtime.state, loop.engine.shared).routes
         routes |= ExplainRoutes(loop).routes
+        routes |= TriggerRoutes(
+            *(lambda: self.triggers, self.targets, loop.engine.shared, app.name, access, lambda: time.time_ns() // 1000)
+        ).routes
         if run_routes is not None:
             routes |= run_routes.routes
         call_handler = CallHandler(
@@ -396,9 +406,16 @@ class Gateway:
         if self.durable is not None:
             await state.open(self.durable.store)
             self.durable.open()
-        self.triggers = open_triggers(self.app, state, self.driver, self.durable)
+        served = self.targets
+        self.triggers = open_triggers(
+            *(self.app, state, self.driver, self.durable, self._brokers),
+            lambda name: any(target.name == name for target in served.all),
+        )
         for then in self._on_triggers:
             then(self.triggers)
+        if not self.triggers.opened.is_set():  # with a store that does not answer, calls need none of them
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.triggers.opened.wait(), TRIGGERS_S)
         self._is_active = True
         if store is None or store.term or not store.exists:
             self.process.lead()
@@ -453,6 +470,7 @@ class Gateway:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.triggers is not None:
             self.triggers.close()
+            await self.triggers.closed()
         await self.server.stop_accepting()
         if self.ingress is not None:
             await self.ingress.stop_accepting()
@@ -481,16 +499,18 @@ async def open_gateway(
     retention_us: int = RETENTION_US,
     access: AccessControl | None = None,
     prepare: Prepare | None = None,
+    brokers: Sequence[Broker] = (),
     observers: GatewayObservers | None = None,
     full_errors: bool = True,
 ) -> Gateway:
     """Start a server.
 
     `store` is for durable runs and state; without one there are no durable runs, and state ends with the server. Runs are kept
-    for `retention_us` after their end. `full_errors` tells clients what a function that failed has said.
+    for `retention_us` after their end. `brokers` are those that triggers may name. `full_errors` tells clients what a function
+    that failed has said.
     """
     listen, observers = listen or ListenConfig(), observers or GatewayObservers()
-    gateway = Gateway(runtime, listen, store, retention_us, access, observers, full_errors, prepare)
+    gateway = Gateway(runtime, listen, store, retention_us, access, observers, full_errors, prepare, brokers)
     await gateway.start()
     return gateway
 

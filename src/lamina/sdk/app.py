@@ -14,18 +14,17 @@ from weakref import WeakKeyDictionary
 from msgspec.structs import replace
 
 from lamina.core.events import Deployed
-from lamina.errors import BadValue, UnknownTarget, checked_text, did_you_mean
+from lamina.errors import BadValue, UnknownTarget, did_you_mean
 from lamina.kernels.graph import GraphBuilder
 from lamina.sdk.app_state import InMemoryState, KeyValueState, Transaction
 from lamina.sdk.competing_function import CompetingFunction, checked_bodies
 from lamina.sdk.context import context
-from lamina.sdk.cron import parse_cron
 from lamina.sdk.function import Function
 from lamina.sdk.kernel_graph import KernelGraphFunction
 from lamina.sdk.loaded_kernel_graph import InMemoryBuffers
 from lamina.sdk.resources import CPU, GPU, SLO, Quota, Scale, checked_bool, checked_int, checked_objective
 from lamina.sdk.torch_model import TorchModel
-from lamina.sdk.triggers import Trigger, bind_trigger, checked_overlap
+from lamina.sdk.triggers import Trigger, bind_trigger, make_trigger
 from lamina.sdk.user_errors import user_place
 from lamina.sdk.workflow import Workflow
 from lamina.types import MAX_CONCURRENCY, FunctionSpec, Objective, call_parts
@@ -303,17 +302,13 @@ class App:
     def every(self, interval: str, *, input: dict[str, Any] | None = None, overlap: str | None = None) -> TriggerDecorator:
         """Start the target at fixed intervals: `@app.every("5m")`. A parameter `due` gets the time, as text. `overlap`: what
         to do while the start before is under way: "skip" (usual), "queue", "cancel" (that one) or "allow"."""
-        every_us = parse_us(interval, "every")
-        if every_us < 100_000:
-            raise BadValue(f"every: {interval!r} is too often", hint="at least 100ms")
-        return self._trigger(Trigger("every", "", every_us=every_us, input=input or {}, overlap=checked_overlap(overlap)))
+        return self._trigger(make_trigger(every=interval, input=input, overlap=overlap))
 
     def cron(
         self, times: str, *, zone: str = "UTC", input: dict[str, Any] | None = None, overlap: str | None = None
     ) -> TriggerDecorator:
         """Start the target at times of the day: `@app.cron("*/5 * * * *")`, `zone="Europe/Berlin"`. `overlap` as for `every`."""
-        parse_cron(times, zone)
-        return self._trigger(Trigger("cron", "", cron=times, zone=zone, input=input or {}, overlap=checked_overlap(overlap)))
+        return self._trigger(make_trigger(cron=times, zone=zone, input=input, overlap=overlap))
 
     def on_change(
         self, key: str, *, workflow: str = "", input: dict[str, Any] | None = None, overlap: str | None = None
@@ -321,10 +316,15 @@ class App:
         """Start the target when state changes: of the app, or of a `workflow`; `*` in the key matches anything.
         Parameters `key`, `value` (None if it is gone) and `version` tell about the change. `overlap` as for `every`; here "allow"
         is usual: every change starts a run."""
-        checked_text("key", key)
-        return self._trigger(
-            Trigger("change", "", key=key, workflow=workflow, input=input or {}, overlap=checked_overlap(overlap))
-        )
+        return self._trigger(make_trigger(on_change=key, workflow=workflow, input=input, overlap=overlap))
+
+    def on_message(
+        self, broker: str, topic: str, *, input: dict[str, Any] | None = None, overlap: str | None = None
+    ) -> TriggerDecorator:
+        """Start the target for each message of a topic, subject or queue: `@app.on_message("plant", "sensors/+/heat")`.
+        `broker` is one that the operator has named (`lamina serve --broker plant=mqtt://...`). Parameters `topic`, `message`
+        (parsed, where it is JSON) and `message_id` tell about it. `overlap` as for `every`; here "allow" is usual."""
+        return self._trigger(make_trigger(broker=broker, topic=topic, input=input, overlap=overlap))
 
     def _trigger(self, trigger: Trigger) -> TriggerDecorator:
         def decorate(target: T) -> T:

@@ -137,6 +137,49 @@ class AsyncClient:
         """The list at /v1/kernels: kernel graphs by content hash."""
         return await self.drive(self._protocol.read("/v1/kernels"))
 
+    async def triggers(self) -> Any:
+        """Triggers that start targets by themselves: those of apps, and those that were added."""
+        return (await self.drive(self._protocol.read("/v1/triggers")))["triggers"]
+
+    async def trigger(self, id: str) -> Any:
+        """One trigger, with the messages that it has set aside."""
+        return await self.drive(self._protocol.trigger("GET", id))
+
+    async def add_trigger(
+        self,
+        id: str,
+        target: str,
+        *,
+        every: str | None = None,
+        cron: str | None = None,
+        zone: str | None = None,
+        on_change: str | None = None,
+        workflow: str | None = None,
+        broker: str | None = None,
+        topic: str | None = None,
+        input: dict[str, Any] | None = None,
+        overlap: str | None = None,
+    ) -> Any:
+        """Add a trigger to the server, or change the one of that id: `every`, `cron`, `on_change`, or `broker` with `topic` say
+        when it starts its target. It needs the scope `deploy`, and is kept until it is removed."""
+        terms = {
+            "target": target,
+            "every": every,
+            "cron": cron,
+            "zone": zone,
+            "on_change": on_change,
+            "workflow": workflow,
+            "broker": broker,
+            "topic": topic,
+            "input": input,
+            "overlap": overlap,
+        }
+        return await self.drive(self._protocol.trigger("PUT", id, terms))
+
+    async def remove_trigger(self, id: str) -> None:
+        """Remove a trigger that was added; runs that it has started go on."""
+        await self.drive(self._protocol.trigger("DELETE", id))
+
     async def buffers(self, prefix: str = "") -> Any:
         """Buffers of this tenant whose keys begin so: the list at /v1/buffers."""
         return await self.drive(self._protocol.read(f"/v1/buffers?prefix={quote(prefix, safe='')}"))

@@ -308,6 +308,14 @@ def buffer_request(server: ServerAddress, method: str, key: str, array: Any = No
     return ClientRequest(method, f"{server.base}/v1/buffers/{quote(key, safe='/')}", headers, body)
 
 
+def json_request(server: ServerAddress, method: str, path: str, value: Any = None) -> ClientRequest:
+    """A request with a JSON body, or without one."""
+    headers, body = server.headers(), b""
+    if value is not None:
+        headers["content-type"], body = "application/json", encoding.to_json(value)
+    return ClientRequest(method, f"{server.base}{path}", headers, body)
+
+
 def run_request(
     server: ServerAddress, id: str, verb: str, method: str = "GET", query: Mapping[str, Any] | None = None
 ) -> ClientRequest:
@@ -402,6 +410,8 @@ def unknown_target(server: ServerAddress, name: str, known: Sequence[str] = ()) 
 
 
 def _value(response: ClientResponse) -> Any:
+    if response.status == 204:
+        return None
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == VALUE:
         return encoding.decode(response.body)

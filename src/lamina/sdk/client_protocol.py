@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote
 
 import httptools
 
@@ -109,6 +110,11 @@ class ClientProtocol:
     def buffer(self, method: str, key: str, array: Any = None) -> Exchange[Any]:
         """Put, get or delete the buffer under a key."""
         return (yield from value_of(client_codec.buffer_request(self.server, method, key, array)))
+
+    def trigger(self, method: str, id: str, terms: Mapping[str, Any] | None = None) -> Exchange[Any]:
+        """Put, get or delete a trigger. What is None in its terms is not given."""
+        given = None if terms is None else {name: value for name, value in terms.items() if value is not None}
+        return (yield from value_of(client_codec.json_request(self.server, method, f"/v1/triggers/{quote(id, safe='')}", given)))
 
     # ------------------------------------------------------------------- runs
 

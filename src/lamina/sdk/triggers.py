@@ -1,16 +1,17 @@
-"""Triggers: a clock (`@app.every`, `@app.cron`) or a change of state (`@app.on_change`) that starts a workflow."""
+"""Triggers: a clock (`@app.every`, `@app.cron`), a change of state (`@app.on_change`) or a message of a broker
+(`@app.on_message`) that starts a workflow."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lamina.errors import BadValue
-from lamina.sdk import cron
-from lamina.sdk.binding import bind_named
-from lamina.sdk.remote_target import RemoteTarget
+from lamina.errors import BadValue, checked_text
+from lamina.sdk.binding import Param, bind_named
+from lamina.sdk.cron import parse_cron
+from lamina.units import parse_us
 
 Overlap = Literal["skip", "queue", "cancel", "allow"]
 """What becomes of a start while the run of the one before is under way: it is left out; it waits; that run is cancelled; or both
@@ -24,9 +25,10 @@ def checked_overlap(overlap: str | None) -> Overlap | None:
 
 
 class Trigger(Struct, frozen=True):
-    """A trigger. `key` is a pattern (`*` matches anything) of the keys of the app's state, or of that of `workflow`."""
+    """A trigger. `key` is a pattern (`*` matches anything) of the keys of the app's state, or of that of `workflow`; `topic` is
+    one of the `broker` that the operator has named so. `id` is that of one which was added to a running server."""
 
-    kind: Literal["every", "cron", "change"]
+    kind: Literal["every", "cron", "change", "message"]
     target: str
     every_us: int = 0
     cron: str = ""
@@ -36,22 +38,37 @@ class Trigger(Struct, frozen=True):
     input: dict[str, Any] = {}
     takes: tuple[str, ...] = ()  #: of what a trigger tells, the parameters its target has
     overlap: Overlap | None = None  #: None: the usual one of its kind
+    broker: str = ""
+    topic: str = ""
+    id: str = ""
 
     @property
     def on_overlap(self) -> Overlap:
-        """Clocks skip: what is slower than its clock would pile up. Of changes none is left out: each may be a different one."""
-        return self.overlap or ("allow" if self.kind == "change" else "skip")
+        """Clocks skip: what is slower than its clock would pile up. Of changes and messages none is left out: each may be a
+        different one."""
+        return self.overlap or ("allow" if self.kind in ("change", "message") else "skip")
 
     @property
     def name(self) -> str:
         """Stable name: the same after a restart, and different for triggers that mean different things."""
-        whens = {"cron": f"{self.cron} {self.zone}", "every": f"{self.every_us}us", "change": f"{self.workflow}:{self.key}"}
-        return f"{self.kind}/{self.target}/{whens[self.kind]}"
+        return f"{self.kind}/{self.target}/{self.when}" + (f"#{self.id}" if self.id else "")
+
+    @property
+    def when(self) -> str:
+        """What starts it, in a few words."""
+        match self.kind:
+            case "cron":
+                return f"{self.cron} {self.zone}"
+            case "every":
+                return f"{self.every_us}us"
+            case "change":
+                return f"{self.workflow}:{self.key}"
+        return f"{self.broker}:{self.topic}"
 
     def next_us(self, after_us: int) -> int:
         """Next time a clock starts it. Intervals count from 1970, so that a restart does not move them."""
         if self.kind == "cron":
-            return cron.parse_cron(self.cron, self.zone).after_us(after_us)
+            return parse_cron(self.cron, self.zone).after_us(after_us)
         return (after_us // self.every_us + 1) * self.every_us
 
     def inputs(self, told: dict[str, Any]) -> dict[str, Any]:
@@ -61,11 +78,64 @@ class Trigger(Struct, frozen=True):
         return {**{name: told[name] for name in self.takes if name in told}, **self.input}
 
 
-TRIGGER_PARAMETERS = {"every": ("due",), "cron": ("due",), "change": ("key", "value", "version")}
+TRIGGER_PARAMETERS = {
+    "every": ("due",),
+    "cron": ("due",),
+    "change": ("key", "value", "version"),
+    "message": ("topic", "message", "message_id"),
+}
 """What a trigger tells its target."""
 
 
-def bind_trigger(trigger: Trigger, target: RemoteTarget[..., Any]) -> Trigger:
+MAX_TOPIC = 1_024
+
+
+class TriggerTarget(Protocol):
+    """What a trigger can start."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def params(self) -> tuple[Param, ...]: ...
+
+
+def make_trigger(
+    *,
+    every: str = "",
+    cron: str = "",
+    zone: str = "UTC",
+    on_change: str = "",
+    workflow: str = "",
+    broker: str = "",
+    topic: str = "",
+    input: dict[str, Any] | None = None,
+    overlap: str | None = None,
+    id: str = "",
+) -> Trigger:
+    """A trigger without its target; exactly one of `every`, `cron`, `on_change` and `broker` says when it starts."""
+    given = [name for name, value in (("every", every), ("cron", cron), ("on_change", on_change), ("broker", broker)) if value]
+    if len(given) != 1:
+        said = " and ".join(given) or "nothing"
+        raise BadValue(f"trigger: {said} says when it starts", hint="give one of every, cron, on_change, or broker with topic")
+    common: dict[str, Any] = {"input": input or {}, "overlap": checked_overlap(overlap), "id": id}
+    match given[0]:
+        case "every":
+            every_us = parse_us(every, "every")
+            if every_us < 100_000:
+                raise BadValue(f"every: {every!r} is too often", hint="at least 100ms")
+            return Trigger("every", "", every_us=every_us, **common)
+        case "cron":
+            parse_cron(cron, zone)
+            return Trigger("cron", "", cron=cron, zone=zone, **common)
+        case "on_change":
+            return Trigger("change", "", key=checked_text("on_change", on_change), workflow=workflow, **common)
+    if not 1 <= len(topic) <= MAX_TOPIC:
+        raise BadValue(f"topic: {topic[:60]!r} has {len(topic)} characters", hint=f"1 to {MAX_TOPIC}: a topic, subject or queue")
+    return Trigger("message", "", broker=broker, topic=checked_text("topic", topic), **common)
+
+
+def bind_trigger(trigger: Trigger, target: TriggerTarget) -> Trigger:
     """The trigger with its target and the parameters it fills in; the target must need no others."""
     names = [param.name for param in target.params]
     takes = ("input",) if names == ["input"] else tuple(name for name in TRIGGER_PARAMETERS[trigger.kind] if name in names)

@@ -1,4 +1,4 @@
-"""Triggers: schedules and changes of state that start workflows.
+"""Triggers: schedules, changes of state and messages of brokers that start workflows.
 
 Every start has a key of its own, made of the trigger and the time or change it is for. With a store a start is a durable run
 accepted under that key, so asking twice starts once: what was due when the server died is asked for again when it is back. A
@@ -7,6 +7,10 @@ time that passed while no server ran is made up for once. Without a store a star
 A start that comes while the one before is under way is left out, waits, or takes its place (`Trigger.on_overlap`), so that a run
 slower than its clock does not pile up. The wall clock says what is due, and may be set: when it is set back by more than an
 interval, the times it passes again are due again, under keys of their own.
+
+Triggers are declared in code, and belong to a version of an app; or they are added to a running server, are kept in its store,
+and belong to the tenant of their target. A message is acknowledged when its run is on disk. One that can start nothing is set
+aside.
 """
 
 from __future__ import annotations
@@ -15,9 +19,10 @@ import asyncio
 import hashlib
 import logging
 import math
+import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -30,9 +35,10 @@ from lamina.core.actions import FailCall, Reply
 from lamina.drivers.driver import Ending
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.durable.runs import DurableRuns
-from lamina.errors import LaminaError, NotFound, StoreDown
+from lamina.errors import BadValue, LaminaError, NotFound, StoreDown
 from lamina.sdk.app import App
 from lamina.sdk.triggers import Trigger
+from lamina.state.brokers import Broker, BrokerMessage, BrokerSubscription
 from lamina.state.kv_state import CHANGES, KeyWatch, StateTable, StateWrite, owned_scope
 from lamina.store import kv, outbox
 from lamina.store.base import Session, Store
@@ -43,6 +49,13 @@ from lamina.types import NEVER_US, Slo, call_for
 log = logging.getLogger("lamina")
 
 SCOPE = "triggers"
+ADDED_SCOPE = "triggers-added"
+ASIDE_SCOPE = "triggers-aside"
+IDENTITY_SCOPE = "triggers-identity"
+MAX_ASIDE, MAX_ASIDE_BYTES = 100, 64 * 2**10
+"""Messages of one trigger that are kept when they could start nothing, the newest, and how much of each."""
+
+MAX_MESSAGE_BYTES = 8 * 2**20
 CLOCK_CHECK_S = 30.0
 """Longest sleep: clocks are set and machines sleep, so the time is checked at least this often."""
 
@@ -119,6 +132,37 @@ class _SavedClock(msgspec.Struct, frozen=True):
         return _SavedClock(found) if isinstance(found, int) else msgspec.convert(found, _SavedClock)
 
 
+class AddedTrigger(msgspec.Struct, frozen=True, kw_only=True):
+    """A trigger that was added to a running server, as it is kept."""
+
+    trigger: Trigger
+    app: str
+    tenant: str
+    by: str
+    at_us: int
+
+
+class AsideMessage(msgspec.Struct, frozen=True):
+    """A message that could start nothing, and why."""
+
+    topic: str
+    message_id: str
+    body: bytes
+    why: str
+    at_us: int
+
+
+@dataclass(slots=True)
+class _Usage:
+    """What a trigger has done since the server began."""
+
+    started: int = 0
+    last_us: int = 0
+    last_run: str = ""
+    aside: int = 0
+    error: str = ""  #: of the last start that failed
+
+
 @dataclass(slots=True)
 class _Start:
     event: dict[str, Any]
@@ -139,14 +183,31 @@ class Triggers:
     """Starts the targets of all triggers. `starter` hands in calls or durable runs; a `store` remembers what was due."""
 
     def __init__(
-        self, state: StateTable, starter: Starter, store: Store | None, wall_us: Callable[[], int] = lambda: _now_us()
+        self,
+        state: StateTable,
+        starter: Starter,
+        store: Store | None,
+        wall_us: Callable[[], int] = lambda: _now_us(),
+        *,
+        brokers: Iterable[Broker] = (),
+        has_target: Callable[[str], bool] = lambda target: True,
     ) -> None:
+        self.brokers = {broker.name: broker for broker in brokers}
+        self._has_target = has_target
+        self._added: dict[str, AddedTrigger] = {}  #: by id
+        self._tenants: dict[str, str] = {}  #: by name of a trigger
+        self._usage: dict[str, _Usage] = {}
+        self._subscriptions: dict[str, BrokerSubscription] = {}
+        self._leaving: list[BrokerSubscription] = []  #: that have been closed, and may not have ended yet
+        self._refused: dict[str, str] = {}  #: by name: why there is no subscription
+        self._identity = ""  #: of this server at brokers, the same after a restart
         self._triggers: dict[str, Trigger] = {}
         self._apps: dict[str, list[str]] = {}
         self._clocks: dict[str, TriggerClock] = {}
         self._lines: dict[str, _Line] = {}
         self._saved: dict[str, _SavedClock] = {}
         self._is_open = self._is_closed = False
+        self.opened = asyncio.Event()  #: what was kept has been read
         self._state = state
         self._starter = starter
         self._store = store
@@ -156,21 +217,124 @@ class Triggers:
 
     def set_app(self, app: str, triggers: Sequence[Trigger], tenant: str = "") -> None:
         """Set the triggers of an app, and its tenant, whose keys they watch; schedules that stay go on as they were."""
-        for name in self._apps.pop(app, []):
+        self._set_group(app, app, triggers, tenant)
+
+    def _set_group(self, group: str, app: str, triggers: Sequence[Trigger], tenant: str) -> None:
+        """Set triggers that come and go together: those of an app, or one that was added."""
+        before = self._apps.pop(group, [])
+        for name in before:
             self._triggers.pop(name, None)
             clock = self._clocks.get(name)
             if clock is not None and clock.timer is not None:
                 clock.timer.cancel()
-        self._apps[app] = [trigger.name for trigger in triggers]
+        self._apps[group] = [trigger.name for trigger in triggers]
         watches = []
         for trigger in triggers:
-            self._triggers[trigger.name] = trigger
+            self._triggers[trigger.name], self._tenants[trigger.name] = trigger, tenant
             if trigger.kind == "change":
                 kind, name = ("workflow", trigger.workflow) if trigger.workflow else ("app", app)
                 watches.append(KeyWatch(owned_scope(tenant, kind, name), trigger.key, trigger.name))
             elif self._is_open:
-                self._wind(trigger)
-        self._state.set_watches(app, watches)
+                self._set_going(trigger)
+        for name in before:
+            if name not in self._triggers:
+                self._tenants.pop(name, None)
+                self._unsubscribe_from(name, forget=True)
+        self._state.set_watches(group, watches)
+
+    # -------------------------------------------------------------------- added ones
+
+    @property
+    def added(self) -> dict[str, AddedTrigger]:
+        """Triggers that were added, by id."""
+        return dict(self._added)
+
+    def add(self, record: AddedTrigger, done: Callable[[LaminaError | None], None]) -> None:
+        """Keep a trigger, or another one under its id, and set it going once it is on disk."""
+        if self._store is None:
+            raise BadValue("triggers are added where there is a store", hint="lamina serve --store PATH")
+        key, value = record.trigger.id, msgspec.json.encode(record)
+
+        def written(result: int | LaminaError) -> None:
+            if isinstance(result, LaminaError):
+                done(result)
+                return
+            if not self._is_closed:
+                self._added[key] = record
+                self._set_added(record)
+            done(None)
+
+        self._store.write(lambda db: kv.put(db, ADDED_SCOPE, key, "trigger", value, _now_us()), written)
+
+    def remove(self, id: str, done: Callable[[LaminaError | None], None]) -> None:
+        """Remove a trigger that was added; runs that it has started go on."""
+        assert self._store is not None, "without a store none can have been added"
+
+        def written(result: bool | LaminaError) -> None:
+            if not isinstance(result, LaminaError):
+                record = self._added.pop(id, None)
+                if record is not None:
+                    self._set_group(_group_of(id), record.app, (), record.tenant)
+            done(result if isinstance(result, LaminaError) else None)
+
+        self._store.write(lambda db: _delete_added(db, id), written)
+
+    def refresh(self) -> None:
+        """Look again which targets there are: an added trigger whose target has gone rests."""
+        for record in self._added.values():
+            self._set_added(record)
+
+    def _set_added(self, record: AddedTrigger) -> None:
+        is_there = self._has_target(record.trigger.target)
+        self._set_group(_group_of(record.trigger.id), record.app, (record.trigger,) if is_there else (), record.tenant)
+
+    def status(self) -> list[dict[str, Any]]:
+        """All triggers, declared and added, each with its tenant and what it has done."""
+        known = {name: (trigger, self._tenants.get(name, "")) for name, trigger in self._triggers.items()}
+        resting = {one.trigger.name: (one.trigger, one.tenant) for one in self._added.values() if one.trigger.name not in known}
+        return [self._describe(trigger, tenant) for trigger, tenant in (known | resting).values()]
+
+    def _describe(self, trigger: Trigger, tenant: str) -> dict[str, Any]:
+        usage, name = self._usage.get(trigger.name, _Usage()), trigger.name
+        clock, subscription = self._clocks.get(name), self._subscriptions.get(name)
+        state = "resting: its target is not served" if name not in self._triggers else "active"
+        if trigger.kind == "message" and state == "active":
+            state = subscription.state if subscription is not None else self._refused.get(name, "not started")
+        due_us = clock.next_strike(self._wall_us(), time.monotonic())[0] if clock is not None and state == "active" else 0
+        return {
+            "id": trigger.id or trigger_digest(name),
+            "kind": trigger.kind,
+            "target": trigger.target,
+            **_terms(trigger),
+            "input": trigger.input,
+            "overlap": trigger.on_overlap,
+            "tenant": tenant,
+            "declared": not trigger.id,
+            "state": state,
+            "next": _moment(due_us) if due_us else None,
+            "started": usage.started,
+            "last": _moment(usage.last_us) if usage.last_us else None,
+            "last_run": usage.last_run,
+            "set_aside": usage.aside,
+            "error": usage.error,
+        }
+
+    @property
+    def all(self) -> list[Trigger]:
+        """All triggers, declared and added, also those that rest."""
+        return list({**self._triggers, **{one.trigger.name: one.trigger for one in self._added.values()}}.values())
+
+    def aside(self, name: str, done: Callable[[list[AsideMessage] | LaminaError], None]) -> None:
+        """Messages of a trigger that could start nothing, newest first."""
+        if self._store is None:
+            done([])
+            return
+
+        def read(db: Session) -> list[AsideMessage]:
+            found = kv.entries(db, f"{ASIDE_SCOPE}/{trigger_digest(name)}", limit=2 * MAX_ASIDE)
+            return [msgspec.msgpack.decode(entry.value, type=AsideMessage) for entry in reversed(found)]
+
+        self._store.read(read, done)
 
     def open(self) -> None:
         """Start triggers. Needs a running loop. State has been read by now."""
@@ -179,11 +343,9 @@ class Triggers:
 
     def _read(self) -> None:
         if self._store is None or not self._store.exists:
-            self._on_read(([], []))
+            self._on_read(_Kept())
         elif not self._is_closed:
-            self._store.read(
-                lambda db: (kv.entries(db, SCOPE, limit=10_000), outbox.due(db, CHANGES, NEVER_US, 10_000)), self._on_read
-            )
+            self._store.read(_read_kept, self._on_read)
 
     def close(self) -> None:
         """Stop for good, also if the outbox has not been read yet."""
@@ -194,9 +356,11 @@ class Triggers:
         self._clocks.clear()
         for line in self._lines.values():
             line.waiting.clear()
+        for name in list(self._subscriptions):
+            self._unsubscribe_from(name)
         self._unsubscribe()
 
-    def _on_read(self, found: tuple[list[kv.KvEntry], list[outbox.OutboxMessage]] | LaminaError) -> None:
+    def _on_read(self, found: _Kept | LaminaError) -> None:
         """Resume what an earlier server had not finished."""
         if self._is_closed:
             return
@@ -204,19 +368,101 @@ class Triggers:
             log.error("triggers: what was due cannot be read now: %s", found)
             asyncio.get_running_loop().call_later(READ_RETRY_S, self._read)
             return
-        entries, messages = found
         self._is_open = True
-        self._saved = {entry.key: _SavedClock.read(entry.value) for entry in entries}
-        for trigger in self._triggers.values():
+        self._identity = found.identity or os.urandom(6).hex()
+        if not found.identity and self.brokers:  # when this server leads: a store may have to be made for it
+            asyncio.get_running_loop().call_soon(self._save_identity)
+        self._saved = {entry.key: _SavedClock.read(entry.value) for entry in found.clocks}
+        for trigger in list(self._triggers.values()):
             if trigger.kind != "change":
-                self._wind(trigger)
-        for message in messages:
+                self._set_going(trigger)
+        self._added |= {record.trigger.id: record for record in found.added}
+        self.refresh()
+        self.opened.set()
+        for message in found.changes:
             try:
                 write = msgspec.msgpack.decode(message.body, type=StateWrite)
             except msgspec.MsgspecError as error:
                 log.error("triggers: a change that was due cannot be read, and starts nothing: %s", error)
             else:
                 self._on_change([write])
+
+    def _save_identity(self) -> None:
+        identity = self._identity.encode()
+        if self._store is not None and not self._is_closed:
+            self._store.write(lambda db: kv.put(db, IDENTITY_SCOPE, "id", "value", identity, _now_us()), required=True)
+
+    def _set_going(self, trigger: Trigger) -> None:
+        if trigger.kind == "message":
+            self._subscribe(trigger, self._tenants.get(trigger.name, ""))
+        else:
+            self._wind(trigger)
+
+    # ---------------------------------------------------------------------- messages
+
+    def _subscribe(self, trigger: Trigger, tenant: str) -> None:
+        broker, name = self.brokers.get(trigger.broker), trigger.name
+        self._refused.pop(name, None)
+        if name in self._subscriptions:
+            return
+        try:
+            if broker is None or not broker.serves(tenant):
+                raise BadValue(f"no broker {trigger.broker[:80]!r} here", hint="lamina serve --broker NAME=URL[,tenant=T]")
+            consumer = f"lamina-{self._identity}-{trigger_digest(f'{tenant}/{name}')}"
+            self._subscriptions[name] = BrokerSubscription(broker, trigger.topic, consumer, partial(self._deliver, name))
+        except LaminaError as error:
+            self._refused[name] = f"refused: {error.message}"
+            log.warning("triggers: %s: %s", name, error)
+
+    def _unsubscribe_from(self, name: str, *, forget: bool = False) -> None:
+        if (subscription := self._subscriptions.pop(name, None)) is not None:
+            subscription.close(forget=forget)
+            self._leaving = [one for one in self._leaving if not one.is_closed] + [subscription]
+
+    async def closed(self) -> None:
+        """Wait until no subscription is left."""
+        for subscription in self._leaving:
+            await subscription.closed()
+
+    async def _deliver(self, name: str, message: BrokerMessage) -> None:
+        """Start the run of a message; returns when that is on disk, or the message is set aside."""
+        what = f"message/{message.id or os.urandom(12).hex()}"
+        while (trigger := self._triggers.get(name)) is not None:
+            run: asyncio.Future[LaminaError | str] = asyncio.get_running_loop().create_future()
+            try:
+                event = {"topic": message.topic, "message": _parse_message(message.body), "message_id": message.id}
+                self._start_target(trigger, event, what, partial(_settle, run))
+                result = await run
+            except BadValue as error:
+                result = error
+            if not isinstance(result, LaminaError):
+                return
+            if not isinstance(result, StoreDown) and await self._set_aside(trigger, message, result):
+                return
+            await asyncio.sleep(START_RETRY_S)
+        raise ConnectionError("the trigger has gone")  # and the message is not acknowledged
+
+    async def _set_aside(self, trigger: Trigger, message: BrokerMessage, why: LaminaError) -> bool:
+        """Keep a message that can start nothing; False: the store does not take it now."""
+        log.error("triggers: a message of %s starts nothing and is set aside: %s", trigger.name, why)
+        usage = self._usage_of(trigger.name)
+        usage.aside += 1
+        usage.error = why.message[:300]
+        if self._store is None:
+            return True
+        kept = AsideMessage(
+            message.topic[:1_000], message.id[:200], message.body[:MAX_ASIDE_BYTES], why.message[:1_000], self._wall_us()
+        )
+        done: asyncio.Future[LaminaError | None] = asyncio.get_running_loop().create_future()
+        scope = f"{ASIDE_SCOPE}/{trigger_digest(trigger.name)}"
+        self._store.write(
+            lambda db: _keep_aside(db, scope, kept),
+            lambda result: _settle(done, result if isinstance(result, LaminaError) else None),
+        )
+        return not isinstance(await done, LaminaError)
+
+    def _usage_of(self, name: str) -> _Usage:
+        return self._usage.setdefault(name, _Usage())
 
     # ------------------------------------------------------------------------ clocks
 
@@ -254,8 +500,7 @@ class Triggers:
                 saved = _SavedClock(due_us, setbacks, run)
                 self._store.write(lambda db: _save_clock(db, trigger.name, saved), required=True)
 
-        due = datetime.fromtimestamp(due_us / 1e6, UTC).isoformat().replace("+00:00", "Z")
-        self._start_target(trigger, {"due": due}, f"//{due_us}/{setbacks}" if setbacks else f"//{due_us}", started)
+        self._start_target(trigger, {"due": _moment(due_us)}, f"//{due_us}/{setbacks}" if setbacks else f"//{due_us}", started)
 
     # ----------------------------------------------------------------------- changes
 
@@ -322,7 +567,11 @@ class Triggers:
         line.is_busy, line.id = True, ""
 
         def started(run: LaminaError | str) -> None:
+            usage = self._usage_of(trigger.name)
+            usage.error = run.message[:300] if isinstance(run, LaminaError) else ""
             if isinstance(run, str):
+                usage.last_run, usage.last_us = run, self._wall_us()
+                usage.started += 1
                 line.id = run
                 if line.waiting and trigger.on_overlap == "cancel":
                     self._starter.cancel(run)
@@ -411,13 +660,104 @@ class CallStarter:
         self._driver.cancel(id)
 
 
-def open_triggers(app: App, state: StateTable, driver: RealtimeDriver, durable: DurableRuns | None) -> Triggers:
+def open_triggers(
+    app: App,
+    state: StateTable,
+    driver: RealtimeDriver,
+    durable: DurableRuns | None,
+    brokers: Iterable[Broker] = (),
+    has_target: Callable[[str], bool] = lambda target: True,
+) -> Triggers:
     """Triggers of an app, started. The state has been opened by now."""
     starter: Starter = RunStarter(durable, driver) if durable is not None else CallStarter(driver)
-    triggers = Triggers(state, starter, durable.store if durable is not None else None)
+    store = durable.store if durable is not None else None
+    triggers = Triggers(state, starter, store, brokers=brokers, has_target=has_target)
     triggers.set_app(app.name, app.triggers)
     triggers.open()
     return triggers
+
+
+def trigger_digest(name: str) -> str:
+    """Short name of a trigger, for those that were given none."""
+    return hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
+
+
+def _group_of(id: str) -> str:
+    return f"#{id}"  # which no app can be called
+
+
+def _settle(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _parse_message(body: bytes) -> Any:
+    """A message as its target gets it: parsed if it is JSON, else text if it is UTF-8, else bytes."""
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise BadValue(f"message: {len(body)} bytes", hint=f"at most {MAX_MESSAGE_BYTES}")
+    try:
+        return encoding.from_json(body)
+    except BadValue:
+        pass
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return body
+
+
+def _terms(trigger: Trigger) -> dict[str, Any]:
+    """What starts a trigger, as it is written when one is added."""
+    match trigger.kind:
+        case "every":
+            unit, size = next(one for one in _UNITS_US if trigger.every_us % one[1] == 0)
+            return {"every": f"{trigger.every_us // size}{unit}"}
+        case "cron":
+            return {"cron": trigger.cron, "zone": trigger.zone}
+        case "change":
+            return {"on_change": trigger.key, "workflow": trigger.workflow}
+    return {"broker": trigger.broker, "topic": trigger.topic}
+
+
+_UNITS_US = (("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1_000), ("us", 1))
+
+
+def _moment(at_us: int) -> str:
+    return datetime.fromtimestamp(at_us / 1e6, UTC).isoformat().replace("+00:00", "Z")
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """What an earlier server has left."""
+
+    clocks: list[kv.KvEntry] = []
+    changes: list[outbox.OutboxMessage] = []
+    added: list[AddedTrigger] = []
+    identity: str = ""
+
+
+def _read_kept(db: Session) -> _Kept:
+    identity = kv.get(db, IDENTITY_SCOPE, "id")
+    return _Kept(
+        kv.entries(db, SCOPE, limit=10_000),
+        outbox.due(db, CHANGES, NEVER_US, 10_000),
+        [msgspec.json.decode(entry.value, type=AddedTrigger) for entry in kv.entries(db, ADDED_SCOPE, limit=10_000)],
+        identity.value.decode() if identity is not None else "",
+    )
+
+
+def _delete_added(db: Session, id: str) -> bool:
+    found = kv.get(db, ADDED_SCOPE, id)
+    if found is not None:
+        name = msgspec.json.decode(found.value, type=AddedTrigger).trigger.name
+        kv.delete(db, SCOPE, name)  # its clock
+        for entry in kv.entries(db, f"{ASIDE_SCOPE}/{trigger_digest(name)}", limit=2 * MAX_ASIDE):
+            kv.delete(db, entry.scope, entry.key)
+    return kv.delete(db, ADDED_SCOPE, id)
+
+
+def _keep_aside(db: Session, scope: str, message: AsideMessage) -> None:
+    kv.put(db, scope, f"{message.at_us:020d}-{os.urandom(3).hex()}", "message", msgspec.msgpack.encode(message), message.at_us)
+    for entry in kv.entries(db, scope, limit=2 * MAX_ASIDE)[:-MAX_ASIDE]:
+        kv.delete(db, scope, entry.key)
 
 
 def _save_clock(db: Session, name: str, saved: _SavedClock) -> None:

@@ -114,6 +114,8 @@ class ActiveApps:
         self.apps[served.app] = served
         self.failures.pop(served.app, None)
         self._publish()
+        if self._triggers is not None:
+            self._triggers.refresh()
 
     def start_beside(self, version: AppVersion) -> Rollout:
         """Load a version beside the active one; it gets calls when a split says so."""

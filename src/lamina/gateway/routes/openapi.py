@@ -70,6 +70,26 @@ _IF_MATCH = {
 }
 
 
+_TRIGGER = {
+    "name": "trigger",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string", "pattern": "^[a-z0-9][a-z0-9._-]{0,62}$"},
+}
+_TRIGGER_SCHEMA = {
+    "type": "object",
+    "properties": {
+        **{
+            name: {"type": "string"}
+            for name in ("target", "every", "cron", "zone", "on_change", "workflow", "broker", "topic", "overlap")
+        },
+        "input": {"type": "object"},
+    },
+    "required": ["target"],
+    "additionalProperties": False,
+}
+
+
 def document(targets: list[CallTarget], more: dict[str, Any]) -> dict[str, Any]:
     """The document. `more` are paths of other protocols."""
     paths: dict[str, Any] = {
@@ -168,6 +188,15 @@ def _other_paths() -> dict[str, Any]:
             "put": _operation("buffer_put", "Put an array", [_KEY, _query("dtype"), _query("shape")], "400", "413", "415", "507")
             | {"requestBody": {"required": True, "content": {"application/octet-stream": {}}}},
             "delete": _operation("buffer_delete", "Remove a buffer", [_KEY], "400", "404", good="204"),
+        },
+        "/v1/triggers": {
+            "get": _operation("triggers", "Triggers of apps, and those that were added", [_query("target")], "400", "503")
+        },
+        "/v1/triggers/{trigger}": {
+            "get": _operation("trigger", "A trigger, and the messages it has set aside", [_TRIGGER], "404", "503"),
+            "put": _operation("trigger_put", "Add a trigger", [_TRIGGER], "400", "404", "409", "503", good="201")
+            | {"requestBody": {"required": True, "content": {"application/json": {"schema": _TRIGGER_SCHEMA}}}},
+            "delete": _operation("trigger_delete", "Remove a trigger", [_TRIGGER], "404", "409", "503", good="204"),
         },
         "/v1/kernels": {"get": _operation("kernels", "Kernel graphs by content hash", [])},
         "/v1/kernels/{graph}": {

@@ -39,6 +39,7 @@ _INDEX = {
     "models": "/v2",
     "runs": "/v1/runs",
     "state": "/v1/state",
+    "triggers": "/v1/triggers",
     "bill": "/v1/bill",
     "status": "/v1/status",
     "profiles": "/v1/profiles",

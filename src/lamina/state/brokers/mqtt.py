@@ -1,0 +1,123 @@
+"""MQTT 5 by paho-mqtt: a session that outlives connections, and acknowledgements of our own.
+
+The library's thread reads the socket; messages come to the loop. The broker sends as many as may be in flight, and sends them
+again on the next connection if they were not acknowledged. MQTT has no id of a message: a publisher that wants each to start
+one run gives it the user property `message-id`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from lamina.state.brokers import CONNECT_S, MAX_IN_FLIGHT, BrokerMessage, Consumer, Deliver, MessagesInFlight
+
+SESSION_S = 7 * 24 * 3_600
+"""How long the broker keeps messages for a server that is not there."""
+
+KEEPALIVE_S = 20
+
+
+def open_consumer(url: str, topic: str, name: str) -> Consumer:
+    return MqttConsumer(url, topic, name)
+
+
+class MqttConsumer:
+    def __init__(self, url: str, topic: str, name: str) -> None:
+        self._url, self._topic, self._name = urlsplit(url), topic, name
+        self._is_forgotten = False
+
+    def forget(self) -> None:
+        self._is_forgotten = True
+
+    async def run(self, deliver: Deliver, on_connected: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        messages: asyncio.Queue[paho.MQTTMessage] = asyncio.Queue()
+        lost: asyncio.Future[None] = loop.create_future()
+
+        def lose(why: str) -> None:
+            if not lost.done():
+                lost.set_exception(ConnectionError(why))
+
+        def connected(client: paho.Client, data: Any, flags: Any, reason: Any, properties: Any) -> None:
+            if reason.is_failure:
+                loop.call_soon_threadsafe(lose, f"it refused the connection: {reason}")
+            else:  # what is retained comes with the first subscription, and not again with every connection
+                client.subscribe(
+                    self._topic, options=SubscribeOptions(qos=1, retainHandling=SubscribeOptions.RETAIN_SEND_IF_NEW_SUB)
+                )
+
+        def subscribed(client: paho.Client, data: Any, mid: int, reasons: Any, properties: Any) -> None:
+            if any(reason.is_failure for reason in reasons):
+                loop.call_soon_threadsafe(lose, f"it refused the topic: {reasons[0]}")
+            else:
+                loop.call_soon_threadsafe(on_connected)
+
+        client = paho.Client(
+            CallbackAPIVersion.VERSION2, self._name, protocol=paho.MQTTv5, reconnect_on_failure=False, manual_ack=True
+        )
+        client.on_connect, client.on_subscribe = connected, subscribed
+        wanted = self._topic.split("/", 2)[2] if self._topic.startswith("$share/") else self._topic
+        client.message_callback_add(wanted, lambda client, data, message: _to_loop(loop, messages.put_nowait, message))
+        client.on_disconnect = lambda client, data, flags, reason, properties: _to_loop(loop, lose, f"connection lost: {reason}")
+        if self._url.username:
+            client.username_pw_set(unquote(self._url.username), unquote(self._url.password or ""))
+        if self._url.scheme == "mqtts":
+            client.tls_set_context(ssl.create_default_context())
+        terms = Properties(PacketTypes.CONNECT)
+        terms.SessionExpiryInterval = SESSION_S
+        terms.ReceiveMaximum = MAX_IN_FLIGHT
+        host, port = self._url.hostname or "", self._url.port or (8883 if self._url.scheme == "mqtts" else 1883)
+        client.connect_timeout = CONNECT_S
+        in_flight = MessagesInFlight(lose)
+        try:
+            await asyncio.to_thread(client.connect, host, port, KEEPALIVE_S, "", 0, False, terms)
+            client.loop_start()
+            while True:
+                getting = asyncio.ensure_future(messages.get())
+                try:
+                    waits: list[asyncio.Future[Any]] = [getting, lost]
+                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    getting.cancel()
+                if lost.done():
+                    lost.result()
+                in_flight.start(_handle(client, getting.result(), deliver))
+        finally:
+            in_flight.cancel()
+            if not lost.done():
+                lost.cancel()
+            elif not lost.cancelled():
+                lost.exception()
+            with contextlib.suppress(Exception):
+                self._leave(client)
+            await asyncio.shield(asyncio.to_thread(client.loop_stop))
+
+    def _leave(self, client: paho.Client) -> None:
+        terms = Properties(PacketTypes.DISCONNECT)
+        terms.SessionExpiryInterval = 0 if self._is_forgotten else SESSION_S
+        client.on_disconnect = None
+        client.disconnect(properties=terms)
+
+
+def _to_loop(loop: asyncio.AbstractEventLoop, act: Callable[..., None], *arguments: Any) -> None:
+    """From the library's thread, which may outlive the loop by a moment."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(act, *arguments)
+
+
+async def _handle(client: paho.Client, message: paho.MQTTMessage, deliver: Deliver) -> None:
+    pairs = getattr(message.properties, "UserProperty", None) or []
+    id = next((value for key, value in pairs if key == "message-id"), "")
+    await deliver(BrokerMessage(message.topic, bytes(message.payload), id))
+    client.ack(message.mid, message.qos)
