@@ -58,6 +58,9 @@ from lamina.types import Call, DeviceSpec
 from lamina.values.run_values import RunValues
 from lamina.worker.cpu_affinity import cores_for_gpus, cpu_device
 
+STATE_SHARE = 4
+"""One part in so many of the memory budget is for state, which is all in memory."""
+
 ON_GPU = {"LAMINA_TORCH_DEVICE": "cuda"}
 """Where a `TorchModel` runs that is alone in its process."""
 
@@ -136,7 +139,8 @@ def open_local(
     functions = controller.state.functions
     users = tenant_users if os.geteuid() == 0 else (0, 0)
     shared = EngineShared(environment, lambda name: functions[name].spec if name in functions else None, log_level, users)
-    state = StateTable(app.name, call_lookup(controller), shared.source)
+    state_bytes = (memory_bytes or default_memory_budget()) // STATE_SHARE
+    state = StateTable(app.name, call_lookup(controller), shared.source, state_bytes)
     limits = _shm_limits(memory_bytes)
     isolation = ProcessIsolation(tenant_users)
     call_of = call_lookup(controller)

@@ -145,12 +145,17 @@ class Gateway:
         total_bytes = listen.memory_bytes or default_memory_budget()
         own_bytes = total_bytes // 2 if listen.ingress else total_bytes  # the other half is for the processes that read requests
         kept = PredictionStore(own_bytes // CACHE_SHARE)
+        self.codecs = codecs = CodecPool()
+        buffer_routes = BufferRoutes(runtime.buffers)
         self.budget = MemoryBudget(
             own_bytes,
             {
                 "values": lambda: loop.data.held_bytes,
                 "shared": lambda: refs.pool.file_bytes if refs is not None else 0,
                 "cache": lambda: kept.held_bytes,
+                "state": lambda: runtime.state.held_bytes,
+                "codecs": lambda: codecs.held_bytes,
+                "buffers": lambda: buffer_routes.held_bytes,
             },
             reclaim=kept.reclaim,
         )
@@ -189,7 +194,6 @@ class Gateway:
         grace = ColdStartGrace(loop)
         functions = loop.controller.state.functions
         catalogue = ModelCatalog(self.targets, lambda name: functions[name].spec if name in functions else None)
-        self.codecs = codecs = CodecPool()
         inference = InferenceService(
             loop, catalogue, self.metrics, statistics, self.process, explain, grace, cache, tracer, codecs
         )
@@ -226,7 +230,7 @@ class Gateway:
         )
         self._sockets = SocketRoutes(self.targets, call_handler, self.process)
         routes |= self._sockets.routes
-        routes |= KernelRoutes(self.targets, call_handler).routes | BufferRoutes(runtime.buffers).routes
+        routes |= KernelRoutes(self.targets, call_handler).routes | buffer_routes.routes
         self.router = Router(
             loop,
             self.targets,

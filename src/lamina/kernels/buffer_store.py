@@ -8,12 +8,16 @@ A new value is a new file under the old name; what was mapped before stays what 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import mmap
 import os
 import shutil
 import tempfile
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Iterator
+from itertools import takewhile
 from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,6 +33,9 @@ from lamina.kernels.validation import MAX_RANK, checked_key
 
 MAX_TENANT_BYTES = 16 * 2**30
 MAX_TENANT_KEYS = 100_000
+RESERVED_DISK_BYTES, RESERVED_DISK_PART = 2**30, 20
+"""What of a disk is not for buffers: so much, or one part in so many of a small one. Others keep their runs there."""
+
 SMALL_BYTES, MAX_MAPPINGS = 2**20, 256
 """Smaller buffers are read instead of mapped; and so many are mapped at most, for each holds a file open."""
 
@@ -79,9 +86,11 @@ class BufferStore:
         self._made: Path | None = None
         self._tenant_bytes = tenant_bytes
         self._found: dict[str, dict[str, StoredBuffer]] = {}  #: by tenant and key
+        self._keys: dict[str, list[str]] = {}  #: by tenant, in order
+        self._used: Counter[str] = Counter()  #: bytes by tenant
         if folder is not None and folder.is_dir():
             for stored in _scan(folder):
-                self._found.setdefault(stored.tenant, {})[stored.key] = stored
+                self._add(stored)
 
     def find(self, tenant: str, key: str) -> StoredBuffer:
         stored = self._found.get(tenant, {}).get(checked_key(key))
@@ -89,11 +98,22 @@ class BufferStore:
             raise NotFound(f"no buffer under key {key!r}", hint="GET /v1/buffers lists those of this tenant; PUT makes one")
         return stored
 
-    def list(self, tenant: str, prefix: str = "") -> list[StoredBuffer]:
-        return [one for key, one in sorted(self._found.get(tenant, {}).items()) if key.startswith(prefix)]
+    def list(self, tenant: str, prefix: str = "", after: str = "", limit: int = MAX_TENANT_KEYS) -> list[StoredBuffer]:
+        """Buffers in the order of their keys: those that begin with `prefix` and come after `after`, so many at most."""
+        keys, found = self._keys.get(tenant, []), self._found.get(tenant, {})
+        start = max(bisect_left(keys, prefix), bisect_right(keys, after))
+        return [found[key] for key in takewhile(lambda key: key.startswith(prefix), keys[start : start + limit])]
 
     def used_bytes(self, tenant: str) -> int:
-        return sum(one.nbytes for one in self._found.get(tenant, {}).values())
+        return self._used[tenant]
+
+    def _add(self, stored: StoredBuffer) -> None:
+        own = self._found.setdefault(stored.tenant, {})
+        before = own.get(stored.key)
+        if before is None:
+            insort(self._keys.setdefault(stored.tenant, []), stored.key)
+        self._used[stored.tenant] += stored.nbytes - (before.nbytes if before is not None else 0)
+        own[stored.key] = stored
 
     def check_room(self, tenant: str, key: str, size: int) -> None:
         """Check that a tenant may have one more buffer, or another value of one it has."""
@@ -115,14 +135,19 @@ class BufferStore:
         digest.update(view)
         stored = StoredBuffer(tenant, checked_key(key), dtype, shape, digest.hexdigest())
         folder = self.folder_of(tenant)
+        disk = shutil.disk_usage(folder)
+        if disk.free - len(view) < min(RESERVED_DISK_BYTES, disk.total // RESERVED_DISK_PART):
+            raise BuffersFull(f"the disk of the server has {disk.free >> 20} MiB left", hint="delete buffers that are not needed")
         handle, path = tempfile.mkstemp(dir=folder, prefix=".new-")
         try:
             with open(handle, "wb") as file:
                 file.write(_head(stored))
                 for at in range(0, len(view), _PIECE_BYTES):  # in pieces: other threads run between them
                     file.write(view[at : at + _PIECE_BYTES])
-        except BaseException:
+        except BaseException as error:
             os.unlink(path)
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise BuffersFull("the disk of the server is full", hint="delete buffers that are not needed") from None
             raise
         return msgspec.structs.replace(stored, path=path)
 
@@ -136,12 +161,15 @@ class BufferStore:
         path = str(self.folder_of(written.tenant) / _file_name(written.key))
         os.replace(written.path, path)
         stored = msgspec.structs.replace(written, path=path)
-        self._found.setdefault(written.tenant, {})[written.key] = stored
+        self._add(stored)
         return stored
 
     def remove(self, tenant: str, key: str) -> None:
         stored = self.find(tenant, key)
         del self._found[tenant][key]
+        keys = self._keys[tenant]
+        del keys[bisect_left(keys, key)]
+        self._used[tenant] -= stored.nbytes
         with contextlib.suppress(FileNotFoundError):
             os.unlink(stored.path)
 
@@ -207,10 +235,13 @@ def _scan(folder: Path) -> Iterator[StoredBuffer]:
 
 def read_data(stored: StoredBuffer) -> bytes:
     """The bytes of a buffer, for any thread."""
-    with open(stored.path, "rb") as file:
-        _, begin = _read_head(file, stored.path)
-        file.seek(begin)
-        return file.read()
+    try:
+        with open(stored.path, "rb") as file:
+            _, begin = _read_head(file, stored.path)
+            file.seek(begin)
+            return file.read()
+    except FileNotFoundError:
+        raise NotFound(f"no buffer under key {stored.key!r} any more", hint="it was deleted meanwhile") from None
 
 
 class MappedBuffers:

@@ -11,7 +11,7 @@ the like need no read, so many steps may count at once. Outside of a step each c
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
@@ -56,25 +56,75 @@ class StateReader(Protocol):
 
 def apply_change(cell: StateCell, op: StateChange) -> StateCell:
     """The cell after a change. A key keeps its kind until it is deleted."""
-    if op.verb == "delete" and op.kind != "map":
-        return StateCell("", None, cell.version + 1)
-    if cell.value is not None and cell.kind != op.kind:
-        raise Conflict(f"state: {op.key!r} is a {cell.kind}, not a {op.kind}", hint="delete it first, or use another key")
-    return StateCell(op.kind, checked_size(op.key, _new_value(cell, op)), cell.version + 1)
+    return apply_changes(cell, (op,))
 
 
-def _new_value(cell: StateCell, op: StateChange) -> bytes:
-    if op.kind == "value":
-        return op.arg
-    arg = encoding.decode(op.arg)
-    now: Any = encoding.decode(cell.value) if cell.value is not None else {"counter": 0, "set": [], "map": {}}[op.kind]
-    if op.kind == "counter":
-        return encoding.encode(now + arg)
-    if op.kind == "set":
-        rest = [one for one in now if one != arg]
-        return encoding.encode(now if op.verb == "add" and arg in now else [*rest, arg] if op.verb == "add" else rest)
-    others = {key: value for key, value in now.items() if key != arg[0]}
-    return encoding.encode({**others, arg[0]: arg[1]} if op.verb == "put" else others)
+def apply_changes(cell: StateCell, ops: Iterable[StateChange]) -> StateCell:
+    """The cell after changes, one after another: a set or map is decoded and encoded once, however many there are."""
+    edited = _EditedCell(cell)
+    for op in ops:
+        edited.apply(op)
+    return edited.encoded()
+
+
+class _EditedCell:
+    """A cell that is being changed. `_items`, of a set or map: elements or values by key, once they are decoded."""
+
+    def __init__(self, cell: StateCell) -> None:
+        self._kind, self._value, self._version = cell.kind, cell.value, cell.version
+        self._key = ""
+        self._items: dict[Any, Any] | None = None
+
+    def apply(self, op: StateChange) -> None:
+        self._version += 1
+        self._key = op.key
+        if op.verb == "delete" and op.kind != "map":
+            self._kind, self._value, self._items = "", None, None
+            return
+        if (self._value is not None or self._items is not None) and self._kind != op.kind:
+            raise Conflict(f"state: {op.key!r} is a {self._kind}, not a {op.kind}", hint="delete it first, or use another key")
+        self._kind = op.kind
+        try:
+            self._change(op)
+        except (TypeError, ValueError, LookupError, OverflowError) as error:  # of a process that does not keep to the protocol
+            raise BadValue(f"state: {op.verb} at {op.key!r} makes no sense: {error}") from None
+
+    def _change(self, op: StateChange) -> None:
+        if op.kind == "value":
+            self._value = op.arg
+            return
+        arg = encoding.decode(op.arg)
+        if op.kind == "counter":
+            self._value = encoding.encode((encoding.decode(self._value) if self._value is not None else 0) + arg)
+            return
+        if self._items is None:
+            now = encoding.decode(self._value) if self._value is not None else ()
+            self._items = dict(now) if op.kind == "map" else {_identity(one): one for one in now}
+        if op.kind == "set":
+            if op.verb == "add":
+                self._items.setdefault(_identity(arg), arg)
+            else:
+                self._items.pop(_identity(arg), None)
+        else:
+            self._items.pop(arg[0], None)
+            if op.verb == "put":
+                self._items[arg[0]] = arg[1]
+
+    def encoded(self) -> StateCell:
+        if self._items is not None:
+            self._value = encoding.encode(self._items if self._kind == "map" else list(self._items.values()))
+        if self._value is not None:
+            checked_size(self._key, self._value)
+        return StateCell(self._kind, self._value, self._version)
+
+
+def _identity(element: Any) -> Any:
+    """What an element of a set is found by: itself, or how it is encoded."""
+    try:
+        hash(element)
+    except TypeError:
+        return ("encoded", encoding.encode(element))
+    return element
 
 
 class Transaction:

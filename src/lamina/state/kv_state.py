@@ -14,16 +14,19 @@ import asyncio
 import fnmatch
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import msgspec
 from msgspec import Struct
 
 from lamina.drivers.engine import TargetSource
-from lamina.errors import LaminaError, LeadershipLost, StoreDown
-from lamina.sdk.app_state import UNKNOWN, StateCell, StateChange, StateKey, apply_change
+from lamina.errors import BadValue, LaminaError, LeadershipLost, StoreDown
+from lamina.sdk.app_state import UNKNOWN, StateCell, StateChange, StateKey, apply_changes
 from lamina.store import kv, outbox
 from lamina.store.base import Done, Session, Store, Work
 from lamina.types import Call
@@ -42,6 +45,24 @@ LOAD_RETRY_S = 0.25
 MAX_UNWRITTEN = 100_000
 """Changes that may wait in memory for a store that is down."""
 
+CELL_BYTES = 512
+"""What a key takes in memory besides its text and its value."""
+
+TENANT_SHARE = 2
+"""One part in so many of the memory for state may be one tenant's."""
+
+MAX_CHANGES = 10_000
+MAX_EDITED_BYTES = 2**20
+"""Of one step: its changes, and the sets and maps that it changes. They are decoded here, where others wait meanwhile."""
+
+
+class StateFull(LaminaError):
+    """No room for more state."""
+
+    status = 507
+    code = "state-full"
+
+
 Step = tuple[str, int, str]
 """Call, scope and node of the step the changes come from."""
 
@@ -50,6 +71,11 @@ def owned_scope(tenant: str, kind: str, name: str) -> str:
     """Scope of the keys of an app or a workflow (`kind`). That of a tenant's carries the tenant: another tenant's workflow of the
     same name, also a later one, has other keys."""
     return f"tenant/{tenant}/{kind}/{name}" if tenant else f"{kind}/{name}"
+
+
+def owner_of_scope(scope: str) -> str:
+    """Tenant that the keys of a scope belong to; "": the operator."""
+    return scope.split("/", 2)[1] if scope.startswith("tenant/") else ""
 
 
 def shown_scope(scope: str) -> str:
@@ -108,6 +134,7 @@ class StateTable:
 
     `app` is the app the server was started with. `call_of` finds a call under way: which workflow's state it means, and whether
     its changes are stored with the results of its steps (`same_transaction`). `source_of` tells app and owner of a target.
+    State may take `limit_bytes` of memory, a tenant's half of them: what makes it larger is refused from there on.
     """
 
     def __init__(
@@ -115,8 +142,12 @@ class StateTable:
         app: str,
         call_of: Callable[[str], Call | None] = lambda call_id: None,
         source_of: Callable[[str], TargetSource] = lambda target: TargetSource(),
+        limit_bytes: int = 2**62,
     ) -> None:
         self.app = app
+        self._limit_bytes = limit_bytes
+        self._held: Counter[str] = Counter()  #: bytes by tenant
+        self._keys: dict[str, list[str]] = {}  #: by scope, in order, of those that have a value
         self.source_of = source_of
         self._call_of = call_of
         self._watches: dict[str, list[KeyWatch]] = {}  #: by app
@@ -153,7 +184,7 @@ class StateTable:
             found = await answer
             if not isinstance(found, LaminaError):
                 self.down = None
-                self.cells = {(one.scope, one.key): StateCell(one.kind, one.value, one.version) for one in found}
+                self._replace_all({(one.scope, one.key): StateCell(one.kind, one.value, one.version) for one in found})
                 return
             self.set_down(found)
             log.error("state: cannot be read now: %s", found)
@@ -216,11 +247,8 @@ class StateTable:
             self.unconfirmed.add(call_id)
         if any(self.read(self.resolve_key(function, call_id, scope, key)).version != version for scope, key, version in reads):
             return False
-        fresh: dict[StateKey, StateCell] = {}
         try:
-            for op in ops:
-                place = self.resolve_key(function, call_id, op.scope, op.key)
-                fresh[place] = apply_change(fresh.get(place) or self.read(place), op)
+            fresh = self._changed(function, call_id, ops)
         except LaminaError as error:
             return error
         if writes := self._apply(fresh):
@@ -244,6 +272,54 @@ class StateTable:
             then(True)
         else:
             guard(then)
+
+    def _changed(self, function: str, call_id: str, ops: Sequence[StateChange]) -> dict[StateKey, StateCell]:
+        """The cells that a step changes, as they will be; raises what is wrong with its changes."""
+        if len(ops) > MAX_CHANGES:
+            raise BadValue(f"state: {len(ops)} changes in one step", hint=f"at most {MAX_CHANGES}; make them in several")
+        by_place: dict[StateKey, list[StateChange]] = {}
+        for op in ops:
+            by_place.setdefault(self.resolve_key(function, call_id, op.scope, op.key), []).append(op)
+        edited = sum(len(self.read(place).value or b"") for place, mine in by_place.items() if mine[-1].kind in ("set", "map"))
+        if edited > MAX_EDITED_BYTES:
+            raise BadValue(
+                f"state: {edited} bytes of sets and maps are changed in one step",
+                hint=f"at most {MAX_EDITED_BYTES}; use several keys, or values",
+            )
+        fresh = {place: apply_changes(self.read(place), mine) for place, mine in by_place.items()}
+        self.check_room(fresh)
+        return fresh
+
+    def check_room(self, fresh: Mapping[StateKey, StateCell]) -> None:
+        """Raise if there is no room for these cells. What takes no more than before always has."""
+        more: Counter[str] = Counter()
+        for place, cell in fresh.items():
+            more[owner_of_scope(place[0])] += _size(place, cell) - _size(place, self.read(place))
+        for owner, size in more.items():
+            if size <= 0:
+                continue
+            if owner and self._held[owner] + size > self._limit_bytes // TENANT_SHARE:
+                raise StateFull(
+                    f"state: {self._held[owner]} bytes are kept for tenant {owner!r}", hint="delete keys that are not needed"
+                )
+            if self.held_bytes + size > self._limit_bytes:
+                raise StateFull(f"state: {self.held_bytes} bytes are kept", hint="delete keys that are not needed")
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the state takes."""
+        return self._held.total()
+
+    def list_keys(self, scope: str, prefix: str, after: str, limit: int) -> list[tuple[str, StateCell]]:
+        """Keys of a scope with their cells, in order: those that begin with `prefix` and come after `after`, so many at most."""
+        keys = self._keys.get(scope, [])
+        start = max(bisect_left(keys, prefix), bisect_right(keys, after))
+        found = []
+        for key in islice(keys, start, start + limit):
+            if not key.startswith(prefix):
+                break
+            found.append((key, self.cells[scope, key]))
+        return found
 
     def ask(self, function: str, call_id: str, scope: str, key: str, answer: Callable[[StateCell], None]) -> None:
         """Read a key on behalf of a step of this function."""
@@ -304,8 +380,8 @@ class StateTable:
             watches = (watch for of_app in self._watches.values() for watch in of_app)
             starts = tuple(w.target for w in watches if w.scope == scope and fnmatch.fnmatchcase(key, w.pattern))
             writes.append(StateWrite(scope, key, cell.kind, cell.value, cell.version, starts, now_us))
-        self.cells |= fresh
         for place, cell in fresh.items():
+            self._set(place, cell)
             self._deleted.pop(place, None)
             if cell.value is None:
                 self._deleted[place] = None
@@ -314,6 +390,33 @@ class StateTable:
             del self._deleted[oldest], self.cells[oldest]
         self._unwritten += len(writes)
         return writes
+
+    def _set(self, place: StateKey, cell: StateCell) -> None:
+        """Put a cell in its place, and keep count of it."""
+        scope, key = place
+        before = self.cells.get(place, StateCell())
+        keys = self._keys.setdefault(scope, [])
+        if before.value is None and cell.value is not None:
+            insort(keys, key)
+        elif before.value is not None and cell.value is None:
+            del keys[bisect_left(keys, key)]
+            if not keys:
+                del self._keys[scope]
+        elif not keys:
+            del self._keys[scope]
+        self._held[owner_of_scope(scope)] += _size(place, cell) - _size(place, before)
+        self.cells[place] = cell
+
+    def _replace_all(self, cells: dict[StateKey, StateCell]) -> None:
+        """Take what the store has in the place of everything."""
+        self.cells = cells
+        self._held, self._keys = Counter(), {}
+        for place, cell in cells.items():
+            self._held[owner_of_scope(place[0])] += _size(place, cell)
+            if cell.value is not None:
+                self._keys.setdefault(place[0], []).append(place[1])
+        for keys in self._keys.values():
+            keys.sort()
 
     def _persist(self, writes: list[StateWrite], then: Done[None] = _ignore_result) -> None:
         def done(error: LaminaError | None) -> None:
@@ -333,6 +436,11 @@ class StateTable:
             log.error("state: changes cannot be kept, and are undone: %s", error)
             self.set_down(error)
             self._reloading = asyncio.get_running_loop().create_task(self._load(self._store.write))  # behind the others
+
+
+def _size(place: StateKey, cell: StateCell) -> int:
+    """Memory that a cell takes."""
+    return CELL_BYTES + len(place[0]) + len(place[1]) + len(cell.value) if cell.value is not None else 0
 
 
 def write_changes(db: Session, writes: list[StateWrite]) -> None:

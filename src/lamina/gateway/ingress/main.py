@@ -43,8 +43,9 @@ class IngressProcess:
     def __init__(self, setup: IngressSetup, routes: KnownRoutes, pool: ShmPool | None, link: ControllerLink) -> None:
         self._setup, self._routes, self._pool, self._link = setup, routes, pool, link
         self._process = ProcessStatus()
-        self._budget = MemoryBudget(setup.memory_bytes, {"shared": lambda: pool.file_bytes} if pool is not None else {})
-        self._codecs = CodecPool(processes=1)
+        self._codecs = codecs = CodecPool(processes=1)
+        sources = {"shared": lambda: pool.file_bytes if pool is not None else 0, "codecs": lambda: codecs.held_bytes}
+        self._budget = MemoryBudget(setup.memory_bytes, sources)
         handler = self._handler(self._link, self._routes, self._process, self._codecs)
         guards = (self._budget, self._link.check_head, OriginPolicy(setup.host, setup.origins))
         self._server = HttpServer(handler.handle, parse_error_body, setup.limits, OWN_HEADERS, *guards)

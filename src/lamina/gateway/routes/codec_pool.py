@@ -247,6 +247,7 @@ class CodecPool:
         self._waiting: deque[tuple[CodecJob, bytes, Then]] = deque()
         self._workers: set[_CodecWorker] = set()
         self._is_closed = False
+        self.held_bytes = 0  #: of bodies that a process has, or that wait for one
 
     def decode_call(self, request: HttpRequest, params: tuple[Param, ...], then: Then) -> None:
         """The encoded inputs of a call by name."""
@@ -271,7 +272,14 @@ class CodecPool:
         if self._is_closed or len(self._waiting) >= MAX_WAITING:
             then(CodecOverloaded("too many large bodies at once", hint="send fewer, or smaller or binary ones"))
             return
-        self._waiting.append((CodecJob(operation, headers, params, len(body)), body, then))
+        size = len(body)
+        self.held_bytes += size
+
+        def counted(found: dict[str, bytes] | LaminaError) -> None:
+            self.held_bytes -= size
+            then(found)
+
+        self._waiting.append((CodecJob(operation, headers, params, size), body, counted))
         self.next_job()
 
     def next_job(self) -> None:

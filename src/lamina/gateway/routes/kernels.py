@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
 from lamina import encoding
 from lamina.access.authorization import Grant
-from lamina.errors import BadValue, NotFound
+from lamina.errors import BadValue, LaminaError, NotFound
 from lamina.gateway.routes import http_codec
 from lamina.gateway.routes.calls import CallHandler
 from lamina.gateway.routes.problems import answered
@@ -26,6 +27,16 @@ from lamina.server.exchange import Exchange, HttpRequest
 
 T = TypeVar("T")
 MAX_LISTED = 1_000
+THREADS = 4
+MAX_WAITING = 64
+"""Requests that wait for the disk."""
+
+
+class BuffersBusy(LaminaError):
+    """Too many buffers are written and read at once."""
+
+    status = 503
+    code: ClassVar[str] = "buffers-busy"
 
 
 class KernelRoutes:
@@ -61,6 +72,9 @@ class BufferRoutes:
 
     def __init__(self, store: BufferStore) -> None:
         self._store = store
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="buffers")
+        self._waiting = 0
+        self.held_bytes = 0  #: of requests that a thread has, or that wait for one
         self.routes: dict[str, Callable[..., None]] = {
             "GET /v1/buffers": self._list,
             "GET /v1/buffers/{buffer*}": self._get,
@@ -70,7 +84,7 @@ class BufferRoutes:
 
     def _list(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
         query = http_codec.parse_query(request, ("prefix", "after"))
-        found = [one for one in self._store.list(grant.tenant, query.get("prefix", "")) if one.key > query.get("after", "")]
+        found = self._store.list(grant.tenant, query.get("prefix", ""), query.get("after", ""), MAX_LISTED + 1)
         more = found[MAX_LISTED - 1].key if len(found) > MAX_LISTED else None
         exchange.respond(200, msgspec.json.encode({"buffers": [_shown(one) for one in found[:MAX_LISTED]], "next": more}))
 
@@ -78,53 +92,65 @@ class BufferRoutes:
         stored = self._store.find(grant.tenant, key)
         as_value = http_codec.VALUE in request.header(b"accept")
 
+        def read() -> bytes:
+            data = read_data(stored)
+            return encoding.encode_tensor(stored.dtype, stored.shape, data) if as_value else data
+
         def respond(data: bytes) -> None:
             about = f'etag: "{stored.digest}"\r\nlamina-dtype: {stored.dtype}\r\n'
             about += f"lamina-shape: {','.join(map(str, stored.shape))}\r\n"
             exchange.respond(200, data, http_codec.VALUE if as_value else http_codec.BYTES, about.encode())
 
-        self._in_thread(exchange, lambda: _encoded(stored) if as_value else read_data(stored), respond)
+        self._in_thread(exchange, stored.nbytes, read, respond)
 
     def _put(self, request: HttpRequest, exchange: Exchange, grant: Grant, key: str) -> None:
         http_codec.check_encoding(request)
         kind = request.header(b"content-type").partition(b";")[0].strip().lower()
         query = http_codec.parse_query(request, ("dtype", "shape"))
-        dtype, shape, body, tenant = query.get("dtype", ""), _shape(query.get("shape", "")), request.body, grant.tenant
-        if kind != http_codec.VALUE:
-            check_array(dtype, shape, len(body))
-        self._store.check_room(tenant, checked_key(key), len(body))
+        dtype, shape, tenant = query.get("dtype", ""), _shape(query.get("shape", "")), grant.tenant
+        data: encoding.Blob = request.body
+        if kind == http_codec.VALUE:  # looked at as it is: to decode whatever a client sends would take long
+            dtype, shape, data = _array_parts(request.body)
+        check_array(dtype, shape, len(data))
+        self._store.check_room(tenant, checked_key(key), len(data))
 
-        def write() -> StoredBuffer:
-            if kind != http_codec.VALUE:
-                return self._store.write(tenant, key, dtype, shape, body)
-            array = encoding.decode(body)
-            if not hasattr(array, "dtype"):
-                raise BadValue(f"body: {type(array).__name__} is no array", hint="send one array")
-            return self._store.write(tenant, key, array.dtype.name, tuple(array.shape), array.tobytes())
+        def respond(written: StoredBuffer) -> None:
+            exchange.respond(200, msgspec.json.encode(_shown(self._store.commit(written))))
 
-        self._in_thread(
-            exchange, write, lambda written: exchange.respond(200, msgspec.json.encode(_shown(self._store.commit(written))))
-        )
+        size = len(request.body)
+        self._in_thread(exchange, size, lambda: self._store.write(tenant, key, dtype, shape, data), respond)
 
     def _delete(self, request: HttpRequest, exchange: Exchange, grant: Grant, key: str) -> None:
         self._store.remove(grant.tenant, key)
         exchange.respond(204, b"", http_codec.BYTES)
 
-    @staticmethod
-    def _in_thread(exchange: Exchange, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Work in a thread, and respond with what came of it."""
+    def _in_thread(self, exchange: Exchange, size: int, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Work in a thread, and respond with what came of it. The bytes count as held until then, whether or not the client is
+        still there; and no more than so many requests wait for a thread."""
+        if self._waiting >= MAX_WAITING:
+            raise BuffersBusy(f"{self._waiting} requests for buffers wait for the disk", hint="try again in a moment")
+        self._waiting += 1
+        self.held_bytes += size
 
         def ended(future: asyncio.Future[T]) -> None:
+            self._waiting -= 1
+            self.held_bytes -= size
             then(future.result())
 
         done = answered(exchange, ended)
-        asyncio.get_running_loop().run_in_executor(None, work).add_done_callback(done)
+        asyncio.get_running_loop().run_in_executor(self._threads, work).add_done_callback(done)
 
 
-def _encoded(stored: StoredBuffer) -> bytes:
-    import numpy
-
-    return encoding.encode(numpy.frombuffer(read_data(stored), stored.dtype).reshape(stored.shape))
+def _array_parts(body: bytes) -> tuple[str, tuple[int, ...], memoryview]:
+    """Dtype, shape and bytes of an encoded array."""
+    try:
+        parts = encoding.tensor_parts(body)
+    except (msgspec.MsgspecError, ValueError, IndexError) as error:
+        raise BadValue(f"body: not an array: {error}", hint="send one encoded array") from None
+    if parts is None:
+        raise BadValue("body: not an array", hint="send one encoded array")
+    dtype, shape, data = parts
+    return dtype, tuple(shape), data
 
 
 def _shape(text: str) -> tuple[int, ...]:

@@ -163,7 +163,7 @@ def _run_operation(name: str, what: str, schema: Any, parameters: list[Any], *ba
 
 
 def _state_paths() -> dict[str, Any]:
-    changed = ("400", "404", "409", "413", "415", "503")
+    changed = ("400", "404", "409", "413", "415", "503", "507")
     return {
         "/v1/state": {
             "get": _operation("state", "Keys in their order", [_WORKFLOW, _query("prefix"), _query("after")], "400", "503")

@@ -89,6 +89,7 @@ _TITLES = {
     503: ("service unavailable", "unavailable"),
     504: ("deadline exceeded", "deadline-exceeded"),
     505: ("HTTP version not supported", "http-version"),
+    507: ("insufficient storage", "full"),
 }
 """By status: the title for people, and the code for programs where an error has none of its own."""
 

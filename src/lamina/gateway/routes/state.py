@@ -67,11 +67,7 @@ class StateRoutes:
         query = http_codec.parse_query(request, _KNOWN)
         scope = self._scope(query, grant)
         prefix, after = query.get("prefix", ""), query.get("after", "")
-        found = sorted(
-            (key, cell)
-            for (where, key), cell in self._table.cells.items()
-            if where == scope and cell.value is not None and key.startswith(prefix) and key > after
-        )
+        found = self._table.list_keys(scope, prefix, after, MAX_KEYS + 1)
         shown = [
             {"key": key, "kind": cell.kind, "version": cell.version, "bytes": len(cell.value or b"")}
             for key, cell in found[:MAX_KEYS]
@@ -108,6 +104,7 @@ class StateRoutes:
             self._respond(exchange, error, 200, body)
 
         cell = apply_change(known, op)
+        self._table.check_room({place: cell})
         version = known.version if cell.value == known.value else cell.version
         body = msgspec.json.encode({"key": place[1], "version": version})
         self._table.put(place, cell, done)
