@@ -25,6 +25,7 @@ from lamina.gateway.oip.schema import load_schema
 from lamina.gateway.oip.tensors import InputTensor, OutputTensor, join_bytes
 from lamina.gateway.routes import calls, codec_pool, http_codec
 from lamina.gateway.routes.codec_pool import (
+    CodecOverloaded,
     CodecPool,
     ReceivedParts,
     is_heavy_json,
@@ -585,3 +586,14 @@ def test_copies_of_a_large_tensor_have_a_turn_each() -> None:
     target: Any = type("Target", (), {"name": "m"})()
     tensors = ServedModel("m", "1", target, Signature((port,), (port,)), None, False, {"x": port})
     asyncio.run(work())
+
+
+def test_c1_bodies_that_wait_for_a_process_are_counted_although_their_clients_have_left():
+    async def work() -> None:
+        pool, said = CodecPool(processes=0), list[Any]()
+        pool.submit("call", {}, bytes(1_000), said.append)
+        assert pool.held_bytes == 1_000
+        await pool.stop()
+        assert pool.held_bytes == 0 and isinstance(said[0], CodecOverloaded)
+
+    run(work)

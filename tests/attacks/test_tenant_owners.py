@@ -176,6 +176,55 @@ def test_h7_a_tenant_s_token_unloads_its_own_models_alone(app: Path, tmp_path: P
     assert run(work) == [403, 403, 404, 404, 200]
 
 
+FORGED_MODEL = """
+import lamina
+from dataclasses import dataclass
+from lamina.sdk.tensors import Port, Signature
+
+app = lamina.App("evil-app")
+
+@dataclass
+class Plan:
+    takeover: int
+
+@app.function(scale=lamina.Scale(max=1))
+def functions(plan: Plan) -> Plan:
+    return plan
+
+forged = Signature((Port("plan", None, True),), (Port("result"),), model="echo", version="999")
+type(functions).signature = property(lambda function: forged)
+"""
+
+
+def test_h7_a_tenant_s_function_is_no_version_of_the_operator_s_model(app: Path, tmp_path: Path) -> None:
+    """A package says itself which model its functions are versions of: calls of others went there, and to unload one's own
+    version unloaded all of them."""
+
+    async def work() -> None:
+        async with managed(app, tmp_path / "kept") as server:
+            acme = await server.token("invoke", "read", "deploy", tenant="acme")
+            evil = await server.token("invoke", "read", "deploy", tenant="evil")
+            deployed = await server.deploy("evil-app", FORGED_MODEL, evil)
+            assert deployed.status == 200, deployed.body
+            for token in ("", acme, evil):
+                about = (await server.call("/v2/models/echo", token=token, method="GET")).json
+                assert "999" not in about["versions"], token
+            unloaded = (await server.call("/v2/repository/models/echo/unload", {}, evil)).status
+            assert unloaded == 403 and (await server.call("/v2/models/echo/ready", token=acme, method="GET")).status == 200
+
+            # the description of the API: schemas would tell as well, and a name is no part of another's path
+            told = {
+                who: (await server.call("/openapi.json", token=token, method="GET"))
+                for who, token in (("acme", acme), ("evil", evil))
+            }
+            assert b"takeover" in told["evil"].body and b"takeover" not in told["acme"].body and b"Plan" not in told["acme"].body
+            assert "/v1/functions/echo" in told["acme"].json["paths"]
+            assert not [path for path in told["acme"].json["paths"] if path.endswith("/functions/functions")]
+            assert "/v1/functions/functions" in told["evil"].json["paths"]
+
+    run(work)
+
+
 def test_the_name_of_an_app_that_cannot_be_loaded_now_stays_its_owner_s(app: Path, tmp_path: Path) -> None:
     async def work() -> tuple[int, int]:
         async with managed(app, tmp_path / "kept") as server:

@@ -241,7 +241,9 @@ class Gateway:
             refusals,
             is_ready=self.is_ready,
             memory=self.budget.snapshot,
-            openapi=lambda: document(self.targets.all, v2_paths(catalogue)),
+            openapi=lambda grant: document(
+                [one for one in self.targets.all if grant.sees(one.tenant)], v2_paths(catalogue.visible_to(grant))
+            ),
             routes=routes,
             mounts={V2_PREFIX: self.oip.rest.handle},
         )

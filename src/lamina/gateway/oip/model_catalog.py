@@ -50,12 +50,15 @@ def make_model(target: CallTarget, spec: FunctionSpec | None) -> ServedModel:
     if signature is None:
         signature = Signature(tuple(Port(one.name, None, one.required) for one in target.params), (Port(RESULT),))
     batched = spec is not None and spec.max_batch > 1
+    name = target.name if target.tenant else signature.model or target.name  # names of functions are kept apart by owner
     ports = {port.name: port for port in signature.inputs}
-    return ServedModel(signature.model or target.name, signature.version, target, signature, spec, batched, ports)
+    return ServedModel(name, signature.version, target, signature, spec, batched, ports)
 
 
 class ModelCatalog:
-    """Models by name and version; the highest version is meant where none is named. Rebuilt when deployments change."""
+    """Models by name and version; the highest version is meant where none is named. Rebuilt when deployments change.
+
+    A name is one owner's: what a tenant has deployed is no version of another's model, whatever its app says it is."""
 
     def __init__(self, registry: TargetRegistry, spec_of: Callable[[str], FunctionSpec | None]) -> None:
         self._registry = registry
@@ -69,9 +72,11 @@ class ModelCatalog:
         if self._registry.all is not self._targets:
             self._targets = self._registry.all
             self._models = {}
-            for target in self._targets:
+            owners: dict[str, str] = {}
+            for target in sorted(self._targets, key=lambda target: bool(target.tenant)):  # the operator's first
                 model = make_model(target, self._spec_of(target.name) if target.kind == "function" else None)
-                self._models.setdefault(model.name, {})[model.version] = model
+                if owners.setdefault(model.name, target.tenant) == target.tenant:
+                    self._models.setdefault(model.name, {})[model.version] = model
         return self._models
 
     def find(self, name: str, version: str, grant: Grant) -> ServedModel:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from lamina.gateway.oip.model_catalog import ModelCatalog, ServedModel, port_dtype
+from lamina.gateway.oip.model_catalog import ServedModel, port_dtype
 from lamina.sdk.tensors import Port
 
 _ERROR = {
@@ -24,7 +25,8 @@ _PARAMETERS = {
 _ELEMENTS = {"BOOL": {"type": "boolean"}, "BYTES": {"type": "string"}}
 
 
-def paths(catalogue: ModelCatalog) -> dict[str, Any]:
+def paths(models: Iterable[ServedModel]) -> dict[str, Any]:
+    """Paths of these models, and those of none."""
     found = {
         "/v2": {"get": _read("v2_server", "About this server")},
         "/v2/health/live": {"get": _read("v2_live", "The process is alive")},
@@ -32,8 +34,10 @@ def paths(catalogue: ModelCatalog) -> dict[str, Any]:
         "/v2/models/stats": {"get": _read("v2_stats", "Statistics of all models")},
         "/v2/repository/index": {"post": _index()},
     }
-    for name, versions in catalogue.models.items():
-        model = next(iter(versions.values()))
+    first: dict[str, ServedModel] = {}
+    for model in models:
+        first.setdefault(model.name, model)
+    for name, model in first.items():
         base = f"/v2/models/{name}"
         found |= {
             base: {"get": _read(f"v2_metadata_{name}", f"Inputs and outputs of {name}")},

@@ -53,6 +53,8 @@ _INDEX = {
 _ABOUT_THE_PROCESS = (b"/healthz", b"/readyz", b"/metrics", b"/v1/status", b"/v2/health/")
 """Paths that a standby answers too. What it has read of anything else is out of date."""
 
+MAX_DOCUMENTS = 64
+
 Document = Callable[[Grant], tuple[bytes, bytes]]
 """Makes a body for a client, and its content type."""
 
@@ -78,7 +80,7 @@ class Router:
         *,
         is_ready: Callable[[], bool],
         memory: Callable[[], dict[str, Any]],
-        openapi: Callable[[], dict[str, Any]],
+        openapi: Callable[[Grant], dict[str, Any]],
         routes: Mapping[str, RouteHandler],
         mounts: Mapping[bytes, Handler],
     ) -> None:
@@ -92,6 +94,9 @@ class Router:
         self._refusals = refusals
         self._mounts = mounts
         self._memory = memory
+        self._make_openapi = openapi
+        self._documents: dict[str, bytes] = {}  #: that describe the API, by tenant
+        targets.subscribe(self._documents.clear)
         self._suggestion_limiter = RateLimiter()  #: the search for a similar name takes long
         documents: dict[str, Document] = {
             "/": lambda grant: (msgspec.json.encode(_INDEX), JSON),
@@ -100,7 +105,7 @@ class Router:
             "/v1/status": lambda grant: self._status(),
             "/v1/profiles": lambda grant: self._profiles(),
             "/metrics": lambda grant: (metrics.exposition(), b"text/plain; version=0.0.4; charset=utf-8"),
-            "/openapi.json": lambda grant: (msgspec.json.encode(self._visible_paths(openapi(), grant)), JSON),
+            "/openapi.json": lambda grant: (self._openapi(grant), JSON),
             "/docs": lambda grant: (_static("docs.html"), b"text/html; charset=utf-8"),
             "/docs/page.css": lambda grant: (_static("docs.css"), b"text/css; charset=utf-8"),
             "/docs/page.js": lambda grant: (_static("docs.js"), b"text/javascript; charset=utf-8"),
@@ -204,12 +209,14 @@ class Router:
         seen = [target for target in self.targets.all if target.kind == kind and grant.sees(target.tenant)]
         return msgspec.json.encode([_describe(target) for target in seen]), JSON
 
-    def _visible_paths(self, document: dict[str, Any], grant: Grant) -> dict[str, Any]:
-        hidden = {target.name for target in self.targets.all if not grant.sees(target.tenant)}
-        if not hidden:
-            return document
-        paths = document["paths"].items()
-        return {**document, "paths": {path: about for path, about in paths if not hidden & {*path.split("/")}}}
+    def _openapi(self, grant: Grant) -> bytes:
+        """The document of what a tenant may see, of nothing else: also its schemas would tell. Made once for each deployment."""
+        found = self._documents.get(grant.tenant)
+        if found is None:
+            if len(self._documents) >= MAX_DOCUMENTS:
+                self._documents.clear()
+            found = self._documents[grant.tenant] = msgspec.json.encode(self._make_openapi(grant))
+        return found
 
     def _status(self) -> tuple[bytes, bytes]:
         return msgspec.json.encode(status(self._driver, self._metrics.rolling, self.targets.all, self._memory())), JSON
