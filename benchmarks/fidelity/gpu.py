@@ -23,7 +23,7 @@ from lamina import encoding, policies
 from lamina.bootstrap import open_local
 from lamina.core.events import Deployed
 from lamina.core.lifecycle import InstancePhase
-from lamina.gpu.slice_mode import SliceMode
+from lamina.gpu.slicers import SliceMode
 
 APP = "benchmarks/apps/three.py"
 LOADS = (0.5, 0.7, 0.8)

@@ -39,8 +39,7 @@ from lamina.engines.shadow_batches import ShadowRunner
 from lamina.errors import BadValue, LaminaError
 from lamina.gpu import discovery
 from lamina.gpu.mps import MpsSlicer
-from lamina.gpu.slice_mode import SliceMode, uses_soft_slices
-from lamina.gpu.slicers import back_end, open_slicer
+from lamina.gpu.slicers import SliceMode, back_end, open_slicer, uses_soft_slices
 from lamina.kernels.buffer_store import BufferStore
 from lamina.plugins import DEFAULT_POLICY
 from lamina.policies import new_controller

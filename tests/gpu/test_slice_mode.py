@@ -9,8 +9,7 @@ import pytest
 
 import lamina
 from lamina.bootstrap import open_local
-from lamina.gpu.slice_mode import SliceMode, uses_soft_slices
-from lamina.gpu.slicers import open_slicer
+from lamina.gpu.slicers import SliceMode, open_slicer, uses_soft_slices
 from lamina.gpu.supervisor import ExecutorProcess
 from tests.serving import write_app
 
