@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lamina.core import actions as do
 from lamina.core import events as ev
-from lamina.core.flight_recorder import BLOCK, DecisionRecord, EndRecord, FlightRecorder, call_history
+from lamina.core.flight_recorder import BLOCK, DecisionRecord, EndRecord, FlightRecorder, StartRecord, call_history, records_of
 from lamina.types import Call, Slo, call_for
 
 
@@ -110,3 +110,14 @@ def test_records_from_elsewhere_are_bounded_too():
     for number in range(10 * BLOCK):
         recorder.add(EndRecord(number, f"x{number}", "refused", "deadline"))
         assert len(recorder.recent) < BLOCK
+
+
+def test_batches_on_devices_of_many_units_are_recorded():
+    """A machine of a hundred cores, or a device cut into percents: more units than an integer of msgpack has bits."""
+    recorder = FlightRecorder()
+    mask = (1 << 99) | (1 << 3)
+    start = do.StartBatch(1, "f", "f-1", "cpu0", mask, (), 900)
+    recorder.add(*records_of(5, ev.Tick(), [start]))
+    recorder.pack()
+    [(_, [record])] = recorder.blocks_after(0, 9)
+    assert isinstance(record, StartRecord) and record.mask == mask

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from lamina.cli._shared import InputFile, console, url_option
+from lamina.core.refusal_explanation import explain_refusal, milliseconds, time_terms
 from lamina.errors import BadValue
 
 if TYPE_CHECKING:
@@ -94,8 +95,17 @@ def _print(told: dict[str, Any], console: Console) -> None:
     if end.get("retries"):
         more += f"; run {end['retries'] + 1} times"
     offer = f"; {end['offer_ms']:.2f} ms could be met" if end.get("offer_ms") else ""
-    console.print(f"\n[bold]{end['what']}[/]{more}{offer}", highlight=False)
-    if end.get("why"):
+    rule = f", rule: {end['why']['rule']}" if isinstance(end.get("why"), dict) and "rule" in end["why"] else ""
+    console.print(f"\n[bold]{end['what']}[/]{rule}{more}{offer}", highlight=False)
+    for sentence in explain_refusal(told):
+        console.print(f"  {sentence}", highlight=False, markup=False)
+    terms = time_terms(told)
+    for term in terms:
+        console.print(f"    {milliseconds(term.ms):>9}  {term.name}: {term.meaning}", highlight=False, markup=False)
+    if terms and told.get("goal_ms") is not None:
+        total = milliseconds(sum(term.ms for term in terms))
+        console.print(f"    {total:>9}  in all; it had {milliseconds(told['goal_ms'])}", highlight=False, markup=False)
+    if end.get("why") and not explain_refusal(told):
         _print_why(end["why"], console)
 
 
@@ -104,12 +114,7 @@ def _print_why(why: Any, console: Console) -> None:
         console.print(f"  {why}", highlight=False)
         return
     if "chosen" not in why:
-        figures = ", ".join(f"{name.removesuffix('_ms')} {value:g} ms" for name, value in why.items() if name.endswith("_ms"))
-        rule = f"rule: {why['rule']}; " if "rule" in why else ""
-        prices = [f"{name.replace('_', ' ')} {why[name]:.3g}" for name in ("expected_cost", "cost_limit") if name in why]
-        console.print(
-            f"  {rule}{why.get('because', '')}: {', '.join([*prices, figures] if figures else prices)}", highlight=False
-        )
+        console.print(f"  {why.get('because', '')}", highlight=False)
         return
     budget = f"{why['budget_ms']:.2f} ms left" if why["budget_ms"] is not None else "no deadline"
     console.print(

@@ -45,13 +45,17 @@ class StartRecord(Struct, frozen=True, array_like=True, tag="s"):
     batch_id: int
     function: str
     device: str
-    mask: int
+    bits: int | bytes  #: of the units; as bytes where they are more than msgpack has integers for
     jobs: list[tuple[str, str]]  #: call and step
     predicted_us: int
     behind: int
     cores: int
     why: str
     delay: str  #: why the function was deferred before
+
+    @property
+    def mask(self) -> int:
+        return self.bits if isinstance(self.bits, int) else int.from_bytes(self.bits, "little")
 
 
 class FinishRecord(Struct, frozen=True, gc=False, array_like=True, tag="f"):
@@ -103,7 +107,7 @@ def records_of(now_us: int, event: ev.Event, actions: Iterable[do.Action]) -> It
                 action.batch_id,
                 action.function,
                 action.device,
-                action.mask,
+                action.mask if action.mask < 2**64 else action.mask.to_bytes(-(-action.mask.bit_length() // 8), "little"),
                 jobs,
                 action.predicted_us,
                 action.behind,
@@ -230,6 +234,7 @@ def call_history(call_id: str, records: Iterable[DecisionRecord]) -> dict[str, A
             if isinstance(record, ArrivalRecord):
                 told |= {"target": record.target, "tenant": record.tenant, "arrived_ms": at_ms}
                 told["goal_ms"] = (record.deadline_us - record.arrived_us) / 1000 if record.deadline_us < NEVER_US else None
+                told["unread_ms"] = max(0, record.at_us - record.arrived_us) / 1000
             else:
                 told["end"] = _end(record)
     return told

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lamina.core.scheduling.wakeups import DEADLINE_GRACE_US
+from lamina.gpu.device_telemetry import DeviceTelemetry
 from lamina.gpu.device_values import DeviceValues
 from lamina.gpu.executor import ExecutorLost, FinishedBatch, SliceExecutor
 from lamina.gpu.gc_schedule import GcSchedule
 from lamina.gpu.hang_detector import HangDetector
 from lamina.gpu.hot_standby import import_all
 from lamina.gpu.loaded_function import CallableBatch, LoadedFunction, SliceThread
-from lamina.gpu.memory_traffic import MemoryTraffic
 from lamina.gpu.model_loader import ModelLoader
 from lamina.gpu.protocol import (
     BatchHung,
@@ -112,7 +112,7 @@ class ExecutorLoop:
         self._callbacks: queue.SimpleQueue[Any] = queue.SimpleQueue()  #: from other threads, to be called here
         self._said_usage_s = 0.0
         self._hang_detector = HangDetector()
-        self._traffic: MemoryTraffic | None = None
+        self._telemetry: DeviceTelemetry | None = None
         if not setup.opens_ahead:
             self._promote()
 
@@ -122,8 +122,8 @@ class ExecutorLoop:
         try:
             self._serve()
         finally:
-            if self._traffic is not None:
-                self._traffic.end()
+            if self._telemetry is not None:
+                self._telemetry.end()
 
     def _serve(self) -> None:
         poller = select.poll()
@@ -160,9 +160,9 @@ class ExecutorLoop:
         """Begin to serve: the device is ours."""
         self._is_standby = False
         self._loader.standby.on_promoted()
-        self._traffic = self._slicer.memory_traffic()
-        if self._traffic is not None:
-            self._traffic.begin()
+        self._telemetry = self._slicer.telemetry()
+        if self._telemetry is not None:
+            self._telemetry.begin()
         self._channel.send(ExecutorReady(os.getpid(), self._slicer.device.memory_mib))
 
     def _on_frame(self, frame: Any) -> None:
@@ -392,9 +392,10 @@ class ExecutorLoop:
             return
         self._said_usage_s = now_s
         models = self._executor.models
-        bandwidth = self._traffic.share if self._traffic is not None else -1.0
+        telemetry, captures = self._telemetry, self._loader.captures
+        bandwidth, clocks = (telemetry.bandwidth, telemetry.clocks) if telemetry is not None else (-1.0, None)
         said = (models.weights_mib, self._slicer.memory_used_mib(), models.graphs, models.evictions, bandwidth)
-        self._channel.send(ExecutorUsage(*said, self._loader.captures.missing, self._loader.captures.eager_batches))
+        self._channel.send(ExecutorUsage(*said, captures.missing, captures.eager_batches, clocks))
         for batch in self._open.values():
             if batch.is_waiting and not _is_late(batch.frame, STUCK_US):  # and alive, however long that takes
                 self._channel.send(BatchHeartbeat(batch.frame.batch_id))

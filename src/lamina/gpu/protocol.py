@@ -129,6 +129,18 @@ class ValueFetched(Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     value: bytes | ShmRef | ErrorInfo
 
 
+class GpuClocks(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Clocks, power and temperature of a device, and why its clocks are below their highest, in words."""
+
+    sm_mhz: Natural
+    max_sm_mhz: Natural
+    memory_mhz: Natural
+    power_w: float
+    max_power_w: float
+    temperature_c: Natural
+    slowed_by: list[str] = []
+
+
 class ExecutorUsage(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=25):
     """Memory the executor holds at this moment, in MiB, and counts of what it has done: for monitoring."""
 
@@ -139,6 +151,7 @@ class ExecutorUsage(Struct, frozen=True, array_like=True, forbid_unknown_fields=
     bandwidth: float = -1.0  #: measured, of the memory's peak; below 0: it cannot be measured here
     graphs_missing: Natural = 0  #: to be made when there is time
     eager_batches: Natural = 0  #: that found no graph, so far
+    clocks: GpuClocks | None = None  #: where they are told
 
 
 class ModulesImported(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=26):

@@ -11,7 +11,7 @@ from lamina.errors import BadValue, LaminaError
 from lamina.types import DeviceSpec
 
 if TYPE_CHECKING:
-    from lamina.gpu.memory_traffic import MemoryTraffic
+    from lamina.gpu.device_telemetry import DeviceTelemetry
     from lamina.gpu.runtime import DeviceRuntime
     from lamina.gpu.weights import WeightStore
 
@@ -78,8 +78,8 @@ class Slicer(Protocol):
 
     def memory_used_mib(self) -> int: ...
 
-    def memory_traffic(self) -> MemoryTraffic | None:
-        """Sampler of its memory bandwidth, where that is counted."""
+    def telemetry(self) -> DeviceTelemetry | None:
+        """Sampler of its memory bandwidth, clocks and power, where a library tells them."""
         ...
 
     def describe(self) -> dict[str, str]:
@@ -115,7 +115,7 @@ class HostSlicer:
     def memory_used_mib(self) -> int:
         return 0
 
-    def memory_traffic(self) -> MemoryTraffic | None:
+    def telemetry(self) -> DeviceTelemetry | None:
         return None
 
     def describe(self) -> dict[str, str]:

@@ -29,6 +29,7 @@ class ProcessStatus:
 
     def __init__(self) -> None:
         self.lag_us = 0  #: how long bytes lie unread while this process is busy; part of every call's time
+        self._peak_lag_us = 0
         self.is_closing = False  #: nothing new is accepted
         self.is_standby = False  #: another server leads: nothing is known here, and nothing done
         self.refusal: Callable[[], LaminaError] | None = None  #: why no work is taken
@@ -53,11 +54,18 @@ class ProcessStatus:
         def tick(due_s: float) -> None:
             late_us = int((loop.time() - due_s) * 1e6) - 1_000
             self.lag_us = max(late_us, int(0.8 * self.lag_us), 0)
+            if late_us > self._peak_lag_us:
+                self._peak_lag_us = late_us
             if not self.is_closing:
                 again_s = loop.time() + INTERVAL_S
                 loop.call_at(again_s, tick, again_s)
 
         tick(loop.time())
+
+    def take_peak_lag_us(self) -> int:
+        """The longest lag since the last question: a figure that falls within milliseconds is missed by looking once a second."""
+        found, self._peak_lag_us = self._peak_lag_us, 0
+        return found
 
 
 def return_large_blocks() -> None:

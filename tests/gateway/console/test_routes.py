@@ -95,6 +95,8 @@ async def test_a_refused_call_is_explained_with_what_would_have_let_it_in(tmp_pa
         kinds = {one["kind"]: one for one in told["remedies"]}
         assert kinds["time"]["deadline_ms"] == pytest.approx(refused.json["offer_ms"], abs=0.01)
         assert "more than it had" in kinds["time"]["text"]
+        assert told["explanation"][0] == "It had 300 µs from its arrival to its answer." and told["like"] == ""
+        assert sum(term["ms"] for term in told["terms"]) == pytest.approx(refused.json["offer_ms"] + told["unread_ms"], abs=0.01)
         assert kinds["units"]["helps"] is False and kinds["units"]["alone_ms"] > kinds["units"]["whole_ms"] > 0.3
 
 
@@ -133,7 +135,10 @@ async def test_one_function_has_its_profile_beside_what_was_observed(tmp_path: P
         found = (await ask(admin.port, "GET", "/v1/console/functions/look")).json
         assert found["max_batch"] == 4 and found["batch_sizes"] == {"<= 1": 1} and found["recent"]["answers"] == 1
         point = next(one for one in found["profile"] if (one["batch"], one["units"]) == (1, 3))
-        assert point["profiled_ms"] == pytest.approx(2.0) and point["observed_ms"] > 1
+        assert point["profiled_ms"] == pytest.approx(2.0) and point["planned_ms"] > 1
+        [seen] = found["observed"]
+        assert (seen["batch"], seen["batches"], seen["device"]) == (1, 1, "h200") and seen["p50_ms"] > 0
+        assert seen["profiled_ms"] == pytest.approx(6.0 / seen["units"])
         flow = (await ask(admin.port, "GET", "/v1/console/functions/both")).json
         assert flow["kind"] == "workflow" and flow["steps"] == ["look"]
         graph = (await ask(admin.port, "GET", "/v1/console/graph/both")).json

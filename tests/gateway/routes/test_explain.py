@@ -115,7 +115,8 @@ def test_a_rejected_call_names_the_rule_and_what_was_weighed():
             assert end["offer_ms"] == answer.json["offer_ms"]
             arguments = ["explain", answer.json["id"], "--url", server.url]
             said = await asyncio.to_thread(lambda: CliRunner().invoke(root, arguments).output)
-            assert "refused: deadline" in said and "rule: deadline; it would be too late: expected 3" in said
+            assert "refused: deadline, rule: deadline" in said and "It had 20.0 ms from its arrival to its answer." in said
+            assert "too late." in said and "in all; it had 20.0 ms" in said
 
     run(work)
 

@@ -1,38 +1,39 @@
 """Pulse of a server, once a second for the console: devices, busy functions, counts of the last minute, and a verdict.
 
-The verdict answers what an operator asks first: is everything in time, what is the bottleneck, what would help. It is a rule for
-each of them over the same figures that are shown, so it can be followed. Counts are differences of the metrics' own counters,
-taken while there is a viewer; nothing is counted twice, and without a viewer nothing is.
+The verdict (`verdict.py`) is made from the same figures that are shown, so it can be followed. Counts are differences of the
+metrics' own counters, taken while there is a viewer; nothing is counted twice, and without a viewer nothing is.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from msgspec import Struct, structs
 
+from lamina.cluster.cluster_engine import ClusterEngine
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.scheduling.leases import Device
+from lamina.core.scheduling.state import FunctionState
 from lamina.drivers.realtime import RealtimeDriver
+from lamina.gateway.console.recent_calls import alone_us
+from lamina.gateway.console.verdict import CLIENTS_OWN, LIMITS, DeviceLoad, ServerFigures, ShortTarget, judge
 from lamina.gateway.observability.metrics import Metrics, TargetCounts
 from lamina.gateway.observability.rolling_stats import UsageShare
 from lamina.gateway.routes.status import device_status, function_status
 from lamina.gateway.routes.targets import CallTarget, TargetRegistry
 from lamina.predict.online import OnlinePredictor
+from lamina.server.process_status import ProcessStatus
 
 WINDOW_S = 60
 MAX_FUNCTIONS, MAX_TARGETS, MAX_LATENCIES, MAX_OWNERS = 200, 200, 12, 24
 """Rows of a pulse, the busiest first; latencies of fewer of them: they take a sort each."""
 
-SATURATED = 0.85
-"""Of the unit-time of a device that is held: from here on there is little room for one more batch."""
-
-
-FAR = 0.25
-"""Of the time a call has: a longer way to a device and back is what it is short of."""
+MAX_NODES = 200
+LAGS_US = 10_000_000
+"""How far back the longest lag is looked for."""
 
 
 class WindowCounts(Struct):
@@ -59,18 +60,6 @@ class WindowCounts(Struct):
             self.reasons[reason] = self.reasons.get(reason, 0) + sign * count
 
 
-class Verdict(Struct, frozen=True):
-    """Answers to the first three questions. `state`: idle, good, late, refusing or failing."""
-
-    state: str
-    in_time: str
-    bottleneck: str
-    help: str
-    target: str = ""  #: the worst one
-    device: str = ""  #: the bottleneck, where it is one
-    more_of: str = ""  #: the kind of device that would help
-
-
 class Pulse:
     """What is sent once a second. `begin` and `end` bracket the time in which there are viewers."""
 
@@ -79,6 +68,7 @@ class Pulse:
         driver: RealtimeDriver,
         metrics: Metrics,
         targets: TargetRegistry,
+        process: ProcessStatus,
         memory: Callable[[], dict[str, Any]],
         runs: Callable[[], dict[str, int]],
         viewers: Callable[[], int],
@@ -86,6 +76,7 @@ class Pulse:
         self._driver = driver
         self._metrics = metrics
         self._targets = targets
+        self._process = process
         self._memory = memory
         self._runs = runs
         self._viewers = viewers
@@ -93,12 +84,16 @@ class Pulse:
         self._window: deque[tuple[int, list[TargetCounts]]] = deque()
         self._sums: dict[str, WindowCounts] = {}
         self._latencies: dict[str, dict[str, Any]] = {}
+        self._tenants_before: dict[str, int] = {}
+        self._lags: deque[tuple[int, int]] = deque()
         self._beats = 0
         self._began_us = 0
 
     def begin(self) -> None:
         self.end()
         self._last = {counts.target: counts for counts in self._metrics.target_counts()}
+        self._tenants_before = self._metrics.refused_by_tenant()
+        self._process.take_peak_lag_us()
         self._began_us = self._driver.now_us()
 
     def end(self) -> None:
@@ -106,6 +101,8 @@ class Pulse:
         self._last.clear()
         self._window.clear()
         self._sums.clear()
+        self._tenants_before.clear()
+        self._lags.clear()
         self._latencies.clear()
 
     def offered_rates(self) -> dict[str, float]:
@@ -117,13 +114,15 @@ class Pulse:
         driver, now_us = self._driver, self._driver.now_us()
         state = driver.controller.state
         self._count(now_us)
+        self._lags.append((now_us, self._process.take_peak_lag_us()))
+        while self._lags[0][0] < now_us - LAGS_US:
+            self._lags.popleft()
         span_s, shares = self._metrics.rolling.usage_shares(now_us)
         busiest = sorted(self._sums.items(), key=lambda item: -item[1].offered)[:MAX_TARGETS]
         if self._beats % 2 == 0:
             rolling = self._metrics.rolling
             self._latencies = {name: rolling.call_stats(now_us, name) for name, _ in busiest[:MAX_LATENCIES]}
         self._beats += 1
-        known = {target.name: target for target in self._targets.all} if len(self._targets.all) <= 2_000 else {}
         names = {function for _, function in shares} | {*state.waiting, *state.deferred}
         functions = [function_status(state, state.functions[name], shares, span_s) for name in names if name in state.functions]
         functions.sort(key=lambda one: (-one["held"], -one["queue"]))
@@ -146,16 +145,28 @@ class Pulse:
             "devices": devices,
             "functions": functions[:MAX_FUNCTIONS],
             "function_count": len(state.functions),
-            "targets": [self._target(name, counts, known.get(name)) for name, counts in busiest],
+            "targets": [self._target(name, counts, self._known(name)) for name, counts in busiest],
             "target_count": len(self._targets.all),
             "calls": len(state.runs),
             "queued": sum(len(state.functions[name].queue) for name in (*state.waiting, *state.deferred)),
+            "cluster": self._cluster(),
             "runs": self._runs(),
             "memory": self._memory(),
+            "lag_ms": max(lag_us for _, lag_us in self._lags) / 1000,
             "decision_us": driver.decision_us,
             "viewers": self._viewers(),
-            "verdict": structs.asdict(self._verdict(known, held)),
+            "verdict": structs.asdict(judge(self._figures(held, now_us))),
         }
+
+    def _cluster(self) -> dict[str, Any] | None:
+        """Nodes and the epoch in which this server leads them; None where it stands alone."""
+        engine = self._driver.engine
+        if not isinstance(engine, ClusterEngine):
+            return None
+        nodes = [
+            {"name": one.name, "state": one.phase.value, "rtt_us": one.rtt_us} for one in engine.listener.registry.nodes.values()
+        ]
+        return {"epoch": engine.listener.epoch, "nodes": nodes[:MAX_NODES]}
 
     # ------------------------------------------------------------------------ counts
 
@@ -218,83 +229,68 @@ class Pulse:
 
     # ----------------------------------------------------------------------- verdict
 
-    def _slo_us(self, target: str) -> int:
-        return next((one.slo.latency_us for one in self._targets.all if one.name == target), 0) if target else 0
+    def _known(self, name: str) -> CallTarget | None:
+        paths = self._targets.by_path
+        return paths.get(f"/v1/functions/{name}".encode()) or paths.get(f"/v1/workflows/{name}".encode())
 
-    def _verdict(self, known: dict[str, CallTarget], held: dict[str, float]) -> Verdict:
-        total, short = WindowCounts(reasons={}), dict[str, float]()
+    def _figures(self, held: dict[str, float], now_us: int) -> ServerFigures:
+        """What the verdict is made from."""
+        met = offered = limited = 0
+        short: dict[str, float] = {}
         for name, counts in self._sums.items():
-            if not counts.offered:
-                continue
-            for outcome in ("met", "late", "failed", "refused"):
-                setattr(total, outcome, getattr(total, outcome) + getattr(counts, outcome))
-            for reason, count in counts.reasons.items():
-                total.reasons[reason] = total.reasons.get(reason, 0) + count
-            wanted = known[name].slo.target if name in known else 0.99
-            if counts.met < wanted * counts.offered:
-                short[name] = counts.met / counts.offered
+            own = sum(count for reason, count in counts.reasons.items() if reason in CLIENTS_OWN)
+            by_limits = sum(count for reason, count in counts.reasons.items() if reason in LIMITS)
+            asked = counts.offered - own - by_limits
+            met, offered, limited = met + counts.met, offered + asked, limited + by_limits
+            if asked > 0 and counts.met < asked:
+                target = self._known(name)
+                if counts.met < (target.slo.target if target is not None else 0.99) * asked:
+                    short[name] = counts.met / asked
         worst = min(short, key=lambda name: (short[name], name), default="")
-        place, help, more_of, device = self._bottleneck(total, worst, held)
-        if not total.offered:
-            return Verdict(
-                "idle", "No calls came in the last minute.", place, "Call a function: the Playground has a form for each."
-            )
-        share = f"{100 * total.met / total.offered:.1f} % of {total.offered:,} calls"
-        if not short:
-            return Verdict("good", f"Yes: {share} in the last minute were in time.", place, help, "", device, more_of)
-        counts = self._sums[worst]
-        state = "failing" if counts.failed > counts.refused + counts.late else "refusing" if counts.refused else "late"
-        what = {"failing": "fail", "refusing": "are refused", "late": "are late"}[state]
-        others = f", and of {len(short) - 1} more" if len(short) > 1 else ""
-        text = f"No: {100 * (1 - short[worst]):.1f} % of the calls of {worst} {what}{others}. In all, {share} were in time."
-        return Verdict(state, text, place, help, worst, device, more_of)
+        refused = {name: count - self._tenants_before.get(name, 0) for name, count in self._metrics.refused_by_tenant().items()}
+        return ServerFigures(
+            span_s=self._span_s(now_us),
+            met=met,
+            offered=offered,
+            limited=limited,
+            limited_tenant=max(refused, key=lambda name: refused[name], default="") if limited else "",
+            short=len(short),
+            worst=self._short_target(worst, short[worst], held) if worst else None,
+            busiest=self._busiest(held, held),
+            lag_us=max((lag_us for _, lag_us in self._lags), default=0),
+        )
 
-    def _bottleneck(self, total: WindowCounts, worst: str, held: dict[str, float]) -> tuple[str, str, str, str]:
-        """What is short, what would help, which kind of device that is, and the device."""
-        state = self._driver.controller.state
-        busiest = max(held, key=lambda name: (held[name], name), default="")
-        lost = {reason: count for reason, count in total.reasons.items() if count}
-        reason = max(lost, key=lambda one: lost[one]) if lost else ""
-        if worst and reason in ("quota", "share"):
-            return (
-                "A limit of a tenant: its calls are refused by quota.",
-                "Raise that tenant's limits under Access, or do nothing.",
-                "",
-                "",
-            )
-        loading = [one.function for one in state.instances.values() if one.phase is InstancePhase.LOADING]
-        if worst and worst in loading:
-            return f"Loading: {worst} has no warm instance yet.", f"Keep one loaded: Scale(min=1) for {worst}.", "", ""
-        if busiest and held[busiest] >= SATURATED:
-            kind = state.devices[busiest].spec.kind
-            text = f"{busiest}: batches held {100 * held[busiest]:.0f} % of its units' time in the last ten seconds."
-            if not worst:
-                return text, f"Nothing now. For more load, one more {kind}: the Plan says what it would bring.", kind, busiest
-            return text, f"One more {kind}, or a longer SLO for {worst}. The Plan simulates both.", kind, busiest
-        slo_us = self._slo_us(worst)
-        far = max(state.devices.values(), key=lambda one: one.way_us, default=None)
-        if worst and far is not None and slo_us and far.way_us > FAR * slo_us:
-            text = f"The way: {far.way_us / 1000:.3g} ms to {far.spec.id} and back, of {slo_us / 1000:.3g} ms that {worst} has."
-            return text, "A machine with less other work, more cores, or --ingress processes for the gateway.", "", far.spec.id
-        predictor = self._driver.controller.predictor
-        stale = predictor.stale_profiles() if worst and isinstance(predictor, OnlinePredictor) else []
-        if stale:
-            one = stale[0]
-            text = f"Predictions: {one.function} takes {one.ratio:.2g} times what its profile says."
-            return text, f"Measure it again: lamina profile {one.function}.", "", ""
-        if worst and total.failed > total.late + total.refused:
-            return "The code: calls fail in it.", f"Read the logs of {worst} under Apps.", "", ""
-        if worst and busiest:
-            text = f"None of the devices: {busiest}, the busiest, was held {100 * held[busiest]:.0f} % of the time."
-            return text, f"Look at the refusals of {worst}: its SLO may be shorter than one batch takes.", "", busiest
-        if busiest:
-            return (
-                f"None: {busiest}, the busiest, was held {100 * held[busiest]:.0f} % of the time.",
-                "Nothing is needed.",
-                "",
-                busiest,
-            )
-        return "None: no batch ran in the last ten seconds.", "Nothing is needed.", "", ""
+    def _busiest(self, held: dict[str, float], among: Iterable[str]) -> DeviceLoad | None:
+        devices = self._driver.controller.state.devices
+        found = max((one for one in among if one in held and one in devices), key=lambda one: (held[one], one), default=None)
+        return None if found is None else DeviceLoad(found, devices[found].spec.kind, held[found])
+
+    def _short_target(self, name: str, attainment: float, held: dict[str, float]) -> ShortTarget:
+        target = self._known(name)
+        controller, counts = self._driver.controller, self._sums[name]
+        state, flow = controller.state, controller.flows.get(name)
+        functions = [state.functions[one] for one in (flow.functions if flow is not None else ()) if one in state.functions]
+        on = {instance.device for function in functions for instance in function.instances.values()}
+        stale = controller.predictor.stale_profiles() if isinstance(controller.predictor, OnlinePredictor) else []
+        names = {function.spec.name for function in functions}
+        kinds = [state.devices[one].spec.kind for one in on if one in state.devices]
+        return ShortTarget(
+            name=name,
+            attainment=attainment,
+            late=counts.late,
+            failed=counts.failed,
+            refused=sum(count for reason, count in counts.reasons.items() if reason not in CLIENTS_OWN | LIMITS),
+            slo_us=target.slo.latency_us if target is not None else 0,
+            alone_us=min((alone_us(controller, flow, kind) for kind in kinds), default=0) if flow is not None else 0,
+            loading=next((function.spec.name for function in functions if not _has_ready(function)), ""),
+            busiest=self._busiest(held, on),
+            way_us=max((state.devices[one].way_us for one in on if one in state.devices), default=0),
+            stale=next(((one.function, one.ratio) for one in stale if one.function in names), None),
+        )
+
+
+def _has_ready(function: FunctionState) -> bool:
+    return any(one.phase is InstancePhase.WARM for one in function.instances.values())
 
 
 def _difference(now: TargetCounts, before: TargetCounts | None) -> TargetCounts:

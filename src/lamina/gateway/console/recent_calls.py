@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from lamina.core.flight_recorder import ArrivalRecord, DecisionRecord, EndRecord, StartRecord
+from lamina.core.controller import Controller
+from lamina.core.flight_recorder import ArrivalRecord, DecisionRecord, EndRecord, FinishRecord, StartRecord
+from lamina.core.refusal_explanation import milliseconds, refusal_reason
+from lamina.core.scheduling.jobs import Target
 from lamina.core.scheduling.leases import slice_label
-from lamina.core.workflow.flow import Flow
 from lamina.drivers.realtime import RealtimeDriver
+from lamina.predict.online import OnlinePredictor
 from lamina.types import NEVER_US
 
 MAX_BLOCKS = 300
@@ -86,88 +89,136 @@ def batch_mates(call_id: str, records: list[DecisionRecord]) -> dict[int, list[s
 # ------------------------------------------------------------------------------------ remedies
 
 
-def remedies(driver: RealtimeDriver, told: dict[str, Any]) -> list[dict[str, Any]]:
+def remedies(controller: Controller, told: dict[str, Any]) -> list[dict[str, Any]]:
     """What would have let a refused call in, by what the refusal offered and by what is predicted of its target.
 
-    Each has a `kind` (time, units, device, limit, cost, wait, input), a sentence, and figures where there are any. What more
-    devices bring is a matter of all calls together: the console asks the simulator for that.
+    Each has a `kind` (time, host, units, device, limit, cost, wait, input), a sentence, whether it `helps`, and figures where
+    there are any. What more devices bring is a matter of all calls together: the console asks the simulator for that.
     """
-    end = told.get("end", {})
-    reason = str(end.get("what", "")).partition("refused: ")[2]
+    reason = refusal_reason(told)
     if not reason:
         return []
-    goal_ms, offer_ms = told.get("goal_ms"), end.get("offer_ms")
+    goal_ms, offer_ms, unread_ms = told.get("goal_ms"), told["end"].get("offer_ms"), told.get("unread_ms") or 0.0
     found: list[dict[str, Any]] = []
     if offer_ms and goal_ms and offer_ms <= goal_ms:
-        text = f"Asking again: {offer_ms:.3g} ms could be promised. It was read too late, or would have made another one late."
-        found.append({"kind": "wait", "text": text})
+        if unread_ms + offer_ms > goal_ms:
+            text = f"A server that reads it at once: {milliseconds(unread_ms)} of its time had passed before it was read."
+            found.append(_remedy("host", f"{text} More cores, less other work on the machine, or ingress processes."))
+        found.append(_remedy("wait", f"Asking again: {milliseconds(offer_ms)} could be promised at that moment."))
     elif offer_ms:
-        more = f", {offer_ms - goal_ms:.3g} ms more than it had" if goal_ms else ""
-        text = f"A deadline of {offer_ms:.3g} ms{more}: that is what could be promised at that moment."
-        found.append({"kind": "time", "text": text, "deadline_ms": offer_ms})
-    if reason in ("quota", "share"):
-        what = "a higher limit" if reason == "quota" else "a larger weight"
-        who = f"tenant {told['tenant']}" if told.get("tenant") else "its tenant"
-        return [
-            *found,
-            {
-                "kind": "limit",
-                "text": f"{what.capitalize()} of {who}, or fewer calls at once from it.",
-                "tenant": told.get("tenant", ""),
-            },
-        ]
-    if reason == "cost":
-        return [*found, {"kind": "cost", "text": "A higher Lamina-Cost-Limit, or a longer deadline: larger batches are cheaper."}]
-    if reason == "queue-full":
-        return [
-            *found,
-            {"kind": "wait", "text": "A longer queue (max_queue), or fewer calls at once: the queue of its function was full."},
-        ]
-    if reason == "deadline":
-        found += _capacity(driver, told.get("target", ""), goal_ms)
+        more = f", {milliseconds(offer_ms - goal_ms)} more than it had" if goal_ms else ""
+        text = f"A deadline of {milliseconds(offer_ms)}{more}: that could be promised at that moment."
+        found.append(_remedy("time", text, deadline_ms=offer_ms))
+    tenant = str(told.get("tenant", ""))
+    owner = f"tenant {tenant}" if tenant else "its tenant"
+    if reason == "quota":
+        limit = told["end"].get("why") or "its limit"
+        found.append(_remedy("limit", f"A higher limit for {owner} than {limit}, or fewer calls from it.", tenant=tenant))
+    elif reason == "share":
+        found.append(_remedy("limit", f"A larger weight for {owner}, or fewer calls of it at once.", tenant=tenant))
+        found += _capacity(controller, told.get("target", ""), None, 0.0)
+    elif reason == "cost":
+        found.append(_remedy("cost", "A higher Lamina-Cost-Limit, or a longer deadline: larger batches are cheaper."))
+    elif reason == "queue-full":
+        found.append(_remedy("wait", "A longer queue (max_queue), or fewer calls at once."))
+        found += _capacity(controller, told.get("target", ""), None, 0.0)
+    elif reason == "deadline":
+        found += _capacity(controller, told.get("target", ""), goal_ms, unread_ms)
     elif not offer_ms:
-        found.append({"kind": "input", "text": f"Another request: this one was refused as it came ({reason})."})
+        found.append(_remedy("input", f"Another request: this one was refused as it came ({reason})."))
     return found
 
 
-def _capacity(driver: RealtimeDriver, target: str, goal_ms: float | None) -> list[dict[str, Any]]:
+def _remedy(kind: str, text: str, *, helps: bool = True, **figures: Any) -> dict[str, Any]:
+    return {"kind": kind, "text": text, "helps": helps, **figures}
+
+
+def _capacity(controller: Controller, target: str, goal_ms: float | None, unread_ms: float) -> list[dict[str, Any]]:
     """Units and devices: how long the target takes alone, on the slice it gets by default and on a whole device."""
-    controller = driver.controller
     flow = controller.flows.get(target)
     if flow is None:
         return []
     found: list[dict[str, Any]] = []
     for kind in dict.fromkeys(device.spec.kind for device in controller.state.devices.values()):
-        alone = _alone_ms(driver, flow, kind, whole=False)
-        whole = _alone_ms(driver, flow, kind, whole=True)
+        alone = alone_us(controller, flow, kind) / 1000
+        whole = alone_us(controller, flow, kind, whole=True) / 1000
         if not alone or not whole:
             continue
+        figures: dict[str, Any] = {"device": kind, "alone_ms": alone, "whole_ms": whole}
+        took, best = milliseconds(alone), milliseconds(whole)
         if goal_ms is not None and whole > goal_ms:
-            text = f"No number of units: even alone on a whole {kind} it takes {whole:.3g} ms, and its goal is {goal_ms:.3g} ms."
-            found.append({"kind": "units", "text": text, "device": kind, "alone_ms": alone, "whole_ms": whole, "helps": False})
-            continue
-        if goal_ms is not None and alone > goal_ms:
+            text = f"No number of units: even alone on a whole {kind} it takes {best}, and it had {milliseconds(goal_ms)}."
+            found.append(_remedy("units", text, helps=False, **figures))
+        elif goal_ms is not None and alone > goal_ms:
+            text = f"More units: alone on its default slice of a {kind} it takes {took}, on the whole device {best}."
+            found.append(_remedy("units", text, **figures))
+        elif goal_ms is not None and unread_ms + alone > goal_ms:
             text = (
-                f"More units: on its default slice of a {kind} it takes {alone:.3g} ms alone, on the whole device {whole:.3g} ms."
+                f"Not one more {kind}: alone it takes {took} there, but {milliseconds(unread_ms)} were lost before it was read."
             )
-            found.append({"kind": "units", "text": text, "device": kind, "alone_ms": alone, "whole_ms": whole, "helps": True})
-        text = f"One more {kind}: alone it takes {alone:.3g} ms there; it was refused for what was before it."
-        found.append({"kind": "device", "text": text, "device": kind, "alone_ms": alone, "whole_ms": whole, "helps": True})
+            found.append(_remedy("device", text, helps=False, **figures))
+        else:
+            text = f"One more {kind}: alone it takes {took} there; it was refused for what was before it."
+            found.append(_remedy("device", text, **figures))
     return found
 
 
-def _alone_ms(driver: RealtimeDriver, flow: Flow, kind: str, *, whole: bool) -> float:
+def alone_us(controller: Controller, flow: Target, kind: str, *, whole: bool = False) -> int:
     """Predicted time of one call with nothing before it, its steps one after the other; 0 where that is not known."""
-    state, predictor = driver.controller.state, driver.controller.predictor
+    state, predictor = controller.state, controller.predictor
     device = next((one.spec for one in state.devices.values() if one.spec.kind == kind), None)
     total_us = 0
     for name in flow.functions:
         function = state.functions.get(name)
         if function is None or device is None or not function.spec.fits_family(device.family):
-            return 0.0
+            return 0
         units = device.units if whole else function.spec.units_on(device)
         time_us = predictor.latency_us(name, kind, 1, units, function.spec.cores_on(device))
         if not time_us:
-            return 0.0
+            return 0
         total_us += time_us
-    return total_us / 1000
+    return total_us
+
+
+# ------------------------------------------------------------------------------------- batches
+
+
+async def observed_batches(driver: RealtimeDriver, function: str) -> list[dict[str, Any]]:
+    """Times of the last batches of a function by device kind, units and size, beside what its profile says and what was
+    predicted. Batches that failed are left out."""
+    recorder, controller = driver.recorder, driver.controller
+    recorder.pack()
+    kinds = {name: device.spec.kind for name, device in controller.state.devices.items()}
+    open_batches: dict[int, StartRecord] = {}
+    seen: dict[tuple[str, int, int, int], list[tuple[int, int]]] = {}
+    for place, (_, records) in enumerate(recorder.blocks_after(recorder.sequence - MAX_BLOCKS, MAX_BLOCKS)):
+        for record in records:
+            if type(record) is StartRecord:
+                if record.function == function and record.device in kinds:
+                    open_batches[record.batch_id] = record
+            elif type(record) is FinishRecord:
+                start = open_batches.pop(record.batch_id, None)
+                if start is not None and not record.error and record.device_us:
+                    key = (kinds[start.device], start.mask.bit_count(), start.cores, len(start.jobs))
+                    seen.setdefault(key, []).append((record.device_us, start.predicted_us))
+        if place % AT_ONCE == AT_ONCE - 1:
+            await asyncio.sleep(0)
+    predictor = controller.predictor
+    base = predictor.base if isinstance(predictor, OnlinePredictor) else None
+    found: list[dict[str, Any]] = []
+    for (kind, units, cores, batch), pairs in sorted(seen.items()):
+        times = sorted(time_us for time_us, _ in pairs)
+        profiled_us = base.median_us(function, kind, batch, units, cores) if base is not None else 0
+        found.append(
+            {
+                "device": kind,
+                "units": units,
+                "batch": batch,
+                "batches": len(times),
+                "profiled_ms": profiled_us / 1000 or None,
+                "predicted_ms": sum(predicted_us for _, predicted_us in pairs) / len(pairs) / 1000,
+                "p50_ms": times[len(times) // 2] / 1000,
+                "p99_ms": times[min(len(times) - 1, int(0.99 * len(times)))] / 1000,
+            }
+        )
+    return found

@@ -25,12 +25,13 @@ from msgspec import structs
 from lamina.access.authorization import Grant
 from lamina.asl.draw import flow_graph
 from lamina.core.lifecycle import InstancePhase
+from lamina.core.refusal_explanation import explain_refusal, repeated_call, time_terms
 from lamina.core.scheduling.state import FunctionState
 from lamina.errors import BadValue, NotFound
 from lamina.gateway.bootstrap import Gateway
 from lamina.gateway.console.feed import EventFeed
 from lamina.gateway.console.pulse import Pulse
-from lamina.gateway.console.recent_calls import OUTCOMES, batch_mates, recent_calls, remedies
+from lamina.gateway.console.recent_calls import OUTCOMES, batch_mates, observed_batches, recent_calls, remedies
 from lamina.gateway.console.what_if import ServerChange, WhatIf, scenario_text
 from lamina.gateway.observability.metrics import TargetCounts
 from lamina.gateway.routes.explain import CallHistory
@@ -54,6 +55,7 @@ AT_ONCE = 500
 """Functions that are looked at before others get a turn."""
 
 MAX_QUEUED = 2_000
+MAX_POINTS = 200
 SORTS = ("calls", "queue", "late", "refused", "name")
 
 
@@ -97,7 +99,8 @@ class ConsoleRoutes:
         self._metrics = gateway.metrics
         self._targets = gateway.targets
         self._pulse = Pulse(
-            driver, gateway.metrics, gateway.targets, gateway.budget.snapshot, self._runs, lambda: self.feed.viewers
+            *(driver, gateway.metrics, gateway.targets, gateway.process),
+            *(gateway.budget.snapshot, self._runs, self._viewers),
         )
         self.feed = EventFeed(driver, self._pulse)
         self._what_if = WhatIf()
@@ -122,6 +125,9 @@ class ConsoleRoutes:
     def stop(self) -> None:
         self.feed.stop()
         self._what_if.stop()
+
+    def _viewers(self) -> int:
+        return self.feed.viewers
 
     def _runs(self) -> dict[str, int]:
         durable = self._gateway.durable
@@ -241,33 +247,28 @@ class ConsoleRoutes:
             "delay": state.deferred[name].why if name in state.deferred else "",
             "batch_sizes": self._metrics.batch_sizes(name),
             "profile": self._profile(name),
+            "observed": await observed_batches(self._driver, name),
         }
         return row
 
     def _profile(self, name: str) -> list[dict[str, Any]]:
-        """Profiled and observed times, point by point."""
+        """Profiled times, point by point, with the time that is planned with by now."""
         predictor = self._driver.controller.predictor
         if not isinstance(predictor, OnlinePredictor):
             return []
-        began = {
-            (one.device, point.batch, point.units, point.cores): point.p50_us
-            for one in predictor.base.profiles
-            if one.function == name
-            for point in one.points
-        }
         stale = {(one.kind, one.units) for one in predictor.stale_profiles() if one.function == name}
         return [
             {
                 "device": one.device,
                 "batch": point.batch,
                 "units": point.units,
-                "profiled_ms": began.get((one.device, point.batch, point.units, point.cores), 0.0) / 1000 or None,
-                "observed_ms": point.p50_us / 1000 if "runs" in one.meta else None,
-                "planned_ms": point.p99_us / 1000 or None,
+                "profiled_ms": point.p50_us / 1000,
+                "planned_ms": predictor.latency_us(name, one.device, point.batch, point.units, point.cores) / 1000,
                 "stale": (one.device, point.units) in stale,
             }
-            for one in predictor.learnt_profiles(name)
-            for point in one.points[:200]
+            for one in predictor.base.profiles
+            if one.function == name
+            for point in one.points[:MAX_POINTS]
         ]
 
     def _graph(self, request: HttpRequest, exchange: Exchange, grant: Grant, name: str) -> Coroutine[Any, Any, Any]:
@@ -303,7 +304,12 @@ class ConsoleRoutes:
         if told.get("goal_ms") is None:
             slo = next((target.slo for target in self._targets.all if target.name == told["target"]), None)
             told["goal_ms"] = slo.latency_us / 1000 or None if slo is not None else None
-        return told | {"remedies": remedies(self._driver, told)}
+        return told | {
+            "explanation": explain_refusal(told),
+            "terms": [term._asdict() for term in time_terms(told)],
+            "like": repeated_call(told),
+            "remedies": remedies(self._driver.controller, told),
+        }
 
     # ---------------------------------------------------------------------------- plan
 

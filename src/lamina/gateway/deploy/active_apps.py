@@ -226,6 +226,10 @@ class ActiveApps:
         return {
             "name": function.spec.name,
             "instances": len(function.instances),
+            "each": [
+                {"id": one.id, "device": one.device, "phase": one.phase.value, "old": one.version != function.spec.version}
+                for one in function.instances.values()
+            ],
             "ready": sum(one.phase is InstancePhase.WARM for one in function.instances.values()),
             "old": len(self._loop.controller.rolling_update.outdated(function)),
             "min": function.spec.scale.min,

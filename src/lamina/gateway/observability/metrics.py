@@ -255,7 +255,10 @@ class Metrics:
             per = self._targets[target] = _PerTarget(self, target)
         return per
 
-    def on_rejected(self, target: str, reason: str) -> None:
+    def on_rejected(self, target: str, reason: str, tenant: str = "") -> None:
+        """A rejection. `tenant`: whose it is, where it is not counted as an end of a call."""
+        if tenant:
+            self._for_tenant(tenant).refused.value += 1
         per = self._for_target(target)
         per.refused.value += 1
         counter = per.reasons.get(reason)
@@ -286,10 +289,14 @@ class Metrics:
         else:
             per.failed.value += 1
 
-    def _tenant_ended(self, tenant: str, ending: Ending) -> None:
+    def _for_tenant(self, tenant: str) -> _PerTenant:
         per = self._tenants.get(tenant)
         if per is None:
             per = self._tenants[tenant] = _PerTenant(self, tenant)
+        return per
+
+    def _tenant_ended(self, tenant: str, ending: Ending) -> None:
+        per = self._for_tenant(tenant)
         if isinstance(ending, Reply):
             (per.late if ending.late else per.met).inc()
             per.cost.inc(ending.cost)
@@ -364,6 +371,10 @@ class Metrics:
             reasons = {reason: int(cell.value) for reason, cell in per.reasons.items()}
             ended = (int(per.met.value), int(per.late.value), int(per.failed.value), int(per.refused.value))
             yield TargetCounts(name, *ended, per.cost.value, reasons)
+
+    def refused_by_tenant(self) -> dict[str, int]:
+        """Calls that were refused, by tenant."""
+        return {name: int(per.refused.value) for name, per in self._tenants.items()}
 
     def batch_sizes(self, function: str) -> dict[str, int]:
         """Batches of a function by size: up to 1, 2, 4, ... jobs."""

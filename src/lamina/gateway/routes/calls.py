@@ -13,6 +13,7 @@ from functools import partial
 from lamina import encoding
 from lamina.access.records import Identity
 from lamina.core.actions import FailCall, Reject, Reply
+from lamina.core.refusal_explanation import LIKE
 from lamina.drivers.driver import Ending
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.errors import LaminaError, StoreDown
@@ -91,9 +92,9 @@ class CallHandler:
         if self.rejections.cached and not has_options and not target.cache_us:  # a result that is kept is no matter of capacity
             rejection = self.rejections.find(target.name, caller.tenant, arrived_us)
             if rejection is not None:
-                self.metrics.on_rejected(target.name, rejection.reason)
+                self.metrics.on_rejected(target.name, rejection.reason, caller.tenant)
                 rejection.respond(exchange, call_id)
-                why = f"like call {rejection.call_id} a moment before, and nothing has ended since (rejection cache)"
+                why = f"{LIKE}{rejection.call_id} a moment before, and nothing has ended since (rejection cache)"
                 self._refusals.record(call_id, target.name, caller.tenant, rejection.reason, why, rejection.offer_us)
                 return
         try:

@@ -12,6 +12,7 @@ from lamina.core.scheduling.leases import Device, slice_label
 from lamina.core.scheduling.state import ControllerState, FunctionState
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.engines.composite import CompositeEngine
+from lamina.engines.emulated import EmulatedEngine
 from lamina.engines.gpu import GpuEngine
 from lamina.gateway.observability.rolling_stats import RollingStats, UsageShare
 from lamina.gateway.routes.targets import CallTarget
@@ -62,6 +63,8 @@ def device_status(state: ControllerState, loop: RealtimeDriver, device: Device, 
     homes = [
         {
             "mask": mask,
+            "first": (mask & -mask).bit_length() - 1,
+            "units": mask.bit_count(),
             "function": state.instances[owner].function,
             "lent": owner in device.lent,
             "time": device.time_shares[owner],
@@ -74,6 +77,7 @@ def device_status(state: ControllerState, loop: RealtimeDriver, device: Device, 
         "family": device.spec.family,
         "units": device.spec.units,
         "soft": device.spec.limits.soft,
+        "emulated": isinstance(loop.engine, EmulatedEngine),
         "leased": device.busy.bit_count(),
         "slices": slices,
         "homes": homes,
@@ -110,6 +114,7 @@ def _executor(loop: RealtimeDriver, device: str) -> dict[str, Any] | None:
     if gpu is None:
         return None
     said = msgspec.structs.asdict(gpu.usage) if gpu.usage is not None else {}
+    clocks = said.pop("clocks", None)
     said.pop("bandwidth", None)
     return {
         "pid": gpu.pid,
@@ -117,6 +122,7 @@ def _executor(loop: RealtimeDriver, device: str) -> dict[str, Any] | None:
         "replaced_ms": round(gpu.replaced_s * 1000),
         "standing_by": gpu.standing_by,
         "loads_ms": gpu.loads,
+        "clocks": msgspec.structs.asdict(clocks) if clocks is not None else None,
         **said,
     }
 

@@ -29,7 +29,7 @@ from lamina.types import DeviceSpec, SliceLimits
 from lamina.units import MIB
 
 if TYPE_CHECKING:
-    from lamina.gpu.memory_traffic import MemoryTraffic
+    from lamina.gpu.device_telemetry import DeviceTelemetry
     from lamina.gpu.runtime import DeviceRuntime
     from lamina.gpu.weights import WeightStore
 
@@ -177,10 +177,10 @@ class GreenSlicer:
         free, total = self.driver.memory_bytes()
         return (total - free) >> 20
 
-    def memory_traffic(self) -> MemoryTraffic | None:
-        from lamina.gpu.memory_traffic import traffic_of
+    def telemetry(self) -> DeviceTelemetry | None:
+        from lamina.gpu.device_telemetry import telemetry_of
 
-        return traffic_of(self._ordinal)
+        return telemetry_of(self._ordinal)
 
     def describe(self) -> dict[str, str]:
         return {"machine": self.driver.name(), "units": f"{self.device.units} of {ATOM_SMS} SMs", "driver": self.driver.cuda}

@@ -1,6 +1,6 @@
 // The console: navigation, signing in, and the view that the address names.
 import { html, render, useState, useEffect, useErrorBoundary } from './vendor/preact.js';
-import { BASE, Head, Oops, Options, Segments, Empty, api, schemeName, setScheme, session, signIn, signOut, usePlace, useSession } from './lib.js';
+import { BASE, Head, Oops, Segments, Empty, api, schemeName, setScheme, session, signIn, signOut, usePlace, useSession } from './lib.js';
 import { connect, useLive } from './feed.js';
 import { Devices } from './devices.js';
 import { Functions } from './functions.js';
@@ -23,7 +23,7 @@ function Feed() {
 
 function Scheme() {
   const [name, set] = useState(schemeName());
-  return html`<label class="inline"><span>Colours</span><select value=${name} onChange=${(event) => { setScheme(event.target.value); set(event.target.value); }}><${Options} value=${name} of=${[['auto', 'as the system'], ['light', 'light'], ['dark', 'dark']]} /></select></label>`;
+  return html`<${Segments} label="Colours" value=${name} options=${[['auto', 'Auto'], ['light', 'Light'], ['dark', 'Dark']]} onChange=${(next) => { setScheme(next); set(next); }} />`;
 }
 
 function Side({ current }) {
@@ -34,7 +34,7 @@ function Side({ current }) {
   return html`<header class="side"><a class="brand" href=${BASE}><img src="/console/icon.svg" alt="" />Lamina</a>
     <nav aria-label="Views">${views.map(([key, name]) => html`<a href=${`${BASE}/${key}`} aria-current=${key === current ? 'page' : undefined}>${name}${badge[key] ? html`<span class="badge">${badge[key]}</span>` : ''}</a>`)}</nav>
     <div class="foot"><${Feed} /><${Scheme} />
-      ${caller && html`<span class="caller">${caller.name || 'local operator'}${caller.tenant ? `, tenant ${caller.tenant}` : ''}</span>`}
+      ${caller && html`<span class="caller">${!caller.name || caller.name === 'local' ? 'Local operator' : caller.name}${caller.tenant ? `, tenant ${caller.tenant}` : ''}</span>`}
       ${session.hasToken() && html`<button onClick=${signOut}>Sign out</button>`}</div></header>`;
 }
 

@@ -1,9 +1,9 @@
 // Devices: units down, time across. Every batch is a rectangle; its predicted edge is a line, what is booked an outline.
 import { html, useState, useEffect, useRef } from './vendor/preact.js';
 import { live, useLive, serverNow, onEnded } from './feed.js';
-import { Bar, BASE, Chart, Empty, Facts, FunctionName, Head, Oops, Segments, Swatch, Table, colour, mib, ms, num, pct, shade, to, useScheme } from './lib.js';
+import { Bar, BASE, Chart, Empty, Facts, FunctionName, Head, Meter, Oops, Segments, Swatch, Table, colour, cost, mib, ms, num, pct, shade, to, useScheme } from './lib.js';
 
-const GUTTER = 34, FUTURE = 0.1;
+const GUTTER = 40, FUTURE = 0.1;
 
 /** A map that draws every ended batch once, into a ring of pixels, and blits it: the cost of a picture does not grow with the time shown. */
 export class SliceMap {
@@ -130,11 +130,12 @@ export class SliceMap {
     context.font = `${11 * ratio}px system-ui`;
     context.textAlign = 'right';
     const step = this.units > 40 ? 20 : this.units > 10 ? 5 : 1;
-    for (let unit = 0; unit < this.units; unit += step) context.fillText(String(unit), left - 12 * ratio, unit * row + Math.max(10 * ratio, row * 0.75));
+    for (let unit = 0; unit < this.units; unit += step) context.fillText(String(unit), left - 12 * ratio, unit * row + Math.min(row / 2 + 4 * ratio, Math.max(10 * ratio, row * 0.75)));
+    context.fillText('unit', left - 12 * ratio, height + 16 * ratio);
     context.textAlign = 'center';
     for (let part = 0; part <= 4; part += 1) {
       const x = left + (plot * part) / 4, back = (this.spanUs * (1 - part / 4)) / 1e6;
-      context.fillText(back ? `−${num(back, 1)} s` : 'now', Math.max(left + 16 * ratio, Math.min(wide - 16 * ratio, x)), height + 16 * ratio);
+      context.fillText(back ? `−${num(back, 1)} s` : 'now', Math.max(left + 18 * ratio, Math.min(wide - 16 * ratio, x)), height + 16 * ratio);
     }
     context.textAlign = 'left';
   }
@@ -174,7 +175,7 @@ function Map2({ device, spanUs, paused }) {
     if (paused && stopped.current) { made.draw(stopped.current); }
     return () => { cancelAnimationFrame(frame); watch.disconnect(); off(); window.laminaMaps.delete(device.id); };
   }, [device.id, device.units, spanUs, scheme, paused]);
-  useEffect(() => { if (map.current) map.current.homes = device.homes.map((home) => { const first = lowest(home.mask); return { ...home, first, units: bits(home.mask) }; }); });
+  useEffect(() => { if (map.current) map.current.homes = device.homes; });
   const move = (event) => {
     const box = canvas.current.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top;
     const found = map.current?.find(x, y, paused ? stopped.current : serverNow());
@@ -184,42 +185,46 @@ function Map2({ device, spanUs, paused }) {
   return html`<div class="map"><canvas ref=${canvas} role="img" aria-label=${`Slices of ${device.id} over time; the table below has the same batches`} onMouseMove=${move} onMouseLeave=${() => { tip.current.hidden = true; }}></canvas><div class="tip" ref=${tip} hidden></div></div>`;
 }
 
-function bits(mask) { let count = 0; for (let rest = mask; rest >= 1; rest = Math.floor(rest / 2)) count += rest % 2; return count; }
-function lowest(mask) { let at = 0; for (let rest = mask; rest >= 1 && rest % 2 === 0; rest /= 2) at += 1; return at; }
-
 function Batches({ device }) {
   const running = [...live.open.values()].filter((batch) => batch.device === device.id);
   const last = (live.batches.get(device.id) || []).slice(-20).reverse();
   return html`<details><summary>Batches as a table</summary><${Table} label=${`Batches of ${device.id}`} rows=${[...running, ...last].slice(0, 40)} empty="No batch in the last minute." columns=${[
     ['function', (one) => html`<${Swatch} name=${one.name} />${one.name}`], ['state', (one) => (one.end ? (one.error ? `failed: ${one.error}` : 'done') : one.behind ? 'booked' : 'running')],
     ['units', (one) => (one.units > 1 ? `${one.first}–${one.first + one.units - 1}` : one.first), 'n'], ['jobs', (one) => one.jobs, 'n'], ['predicted', (one) => ms(one.predicted / 1000), 'n'],
-    ['real', (one) => (one.end ? ms((one.end - one.begin) / 1000) : '–'), 'n'], ['real / predicted', (one) => (one.end ? pct((one.end - one.begin) / one.predicted, 0) : '–'), 'n']]} /></details>`;
+    ['real', (one) => (one.end ? ms((one.end - one.begin) / 1000) : '–'), 'n'], ['of predicted', (one) => (one.end ? pct((one.end - one.begin) / one.predicted, 0) : '–'), 'n']]} /></details>`;
 }
 
-function Device({ device, spanUs, paused }) {
-  const owners = Object.entries(device.memory_by_function);
+function clockFacts(clocks) {
+  if (!clocks) return [];
+  return [['SM clock', `${num(clocks.sm_mhz)} of ${num(clocks.max_sm_mhz)} MHz`], ['memory clock', `${num(clocks.memory_mhz)} MHz`], ['power', `${num(clocks.power_w)} of ${num(clocks.max_power_w)} W`], ['temperature', `${num(clocks.temperature_c)} °C`],
+    clocks.slowed_by.length > 0 && ['slowed by', html`<span class="warn-text">${clocks.slowed_by.join(', ')}</span>`]];
+}
+
+function Device({ device, spanUs, paused, node }) {
+  const owners = Object.entries(device.memory_by_function).filter(([, size]) => size > 0);
   const seen = new Set([...live.open.values(), ...(live.batches.get(device.id) || []).slice(-400)].filter((one) => one.device === device.id).map((one) => one.name));
-  const told = device.executor;
-  return html`<section class="card"><h2>${device.id} <span class="soft">${device.kind}, ${device.units} units${device.soft ? ', soft slices' : ''}${device.node ? `, on ${device.node}` : ''}</span></h2>
+  const told = device.executor, what = device.family === 'cpu' ? (device.units === 1 ? 'core' : 'cores') : 'units';
+  return html`<section class="card"><h2>${device.id} <span class="soft">${device.kind}, ${device.units} ${what}${device.soft ? ', soft slices' : ''}${device.emulated ? ', emulated' : ''}${device.node ? `, on node ${device.node}` : ''}</span>${node && node.state !== 'live' && html` <span class="tag warn">node ${node.state}</span>`}</h2>
     <${Map2} device=${device} spanUs=${spanUs} paused=${paused} />
-    <ul class="legend" aria-label="Functions seen">${[...seen].slice(0, 14).map((name) => html`<li><${FunctionName} name=${name} /></li>`)}${seen.size > 14 && html`<li class="soft">and ${seen.size - 14} more</li>`}</ul>
+    <ul class="legend" aria-label="Functions seen">${[...seen].sort().slice(0, 14).map((name) => html`<li><${FunctionName} name=${name} /></li>`)}${seen.size > 14 && html`<li class="soft">and ${seen.size - 14} more</li>`}${!seen.size && html`<li class="soft">No batch ran here yet.</li>`}</ul>
     <${Facts} of=${[
-      ['held', pct(device.held)], ['leased now', `${device.leased} of ${device.units}`], ['memory', `${mib(device.memory_used_mib)} of ${mib(device.memory_mib)}`], ['way there and back', ms(device.way_ms)],
-      device.bandwidth !== null && ['bandwidth', `${pct(device.bandwidth, 0)} (${device.bandwidth_from})`],
-      device.homes.length > 0 && ['homes', `${device.homes.length}, ${device.homes.filter((home) => home.lent).length} lent`],
+      ['leased, last 10 s', pct(device.held)], ['leased now', `${device.leased} of ${device.units} ${what}`], ['way there and back', ms(device.way_ms)],
+      device.memory_mib > 0 && ['memory', `${mib(device.memory_used_mib)} of ${mib(device.memory_mib)}`], device.bandwidth !== null && ['memory bandwidth', `${pct(device.bandwidth, 0)}, ${device.bandwidth_from === 'profiles' ? 'by profiles' : device.bandwidth_from}`],
+      device.homes.length > 0 && ['homes', `${device.homes.length}, ${device.homes.filter((home) => home.lent).length} lent now`], ...clockFacts(told?.clocks),
       told && ['executor', `pid ${told.pid}${told.restarts ? `, ${told.restarts} restarts` : ''}${told.standing_by ? ', standby ready' : ''}`]]} />
     ${owners.length > 0 && html`<p class="soft small">Memory by function</p><${Bar} label=${`Memory of ${device.id} by function`} total=${device.memory_mib} parts=${owners.map(([name, size]) => [`${name}: ${mib(size)}`, size, `f${shade(name)}`])} />
-      <ul class="legend">${owners.slice(0, 8).map(([name, size]) => html`<li><${Swatch} name=${name} />${name} ${mib(size)}</li>`)}${owners.length > 8 && html`<li class="soft">and ${owners.length - 8} more</li>`}</ul>`}
-    ${device.homes.length > 0 && html`<details><summary>Homes and lending</summary><${Table} label=${`Homes on ${device.id}`} rows=${device.homes} columns=${[['function', (one) => html`<${Swatch} name=${one.function} />${one.function}`], ['units', (one) => `${lowest(one.mask)}–${lowest(one.mask) + bits(one.mask) - 1}`, 'n'], ['lent while idle', (one) => (one.lent ? 'yes' : 'no')], ['share of time', (one) => pct(one.time, 0), 'n']]} /></details>`}
+      <ul class="legend">${owners.slice(0, 8).map(([name, size]) => html`<li><${Swatch} name=${name} />${name} <span class="soft">${mib(size)}</span></li>`)}${owners.length > 8 && html`<li class="soft">and ${owners.length - 8} more</li>`}</ul>`}
+    ${device.homes.length > 0 && html`<details><summary>Homes and lending as a table</summary><${Table} label=${`Homes on ${device.id}`} rows=${device.homes} columns=${[['function', (one) => html`<${Swatch} name=${one.function} />${one.function}`], ['units', (one) => (one.units > 1 ? `${one.first}–${one.first + one.units - 1}` : one.first), 'n'], ['lent now', (one) => (one.lent ? 'yes' : 'no')], ['share of time', (one) => pct(one.time, 0), 'n']]} /></details>`}
     <${Batches} device=${device} /></section>`;
 }
 
 export function Verdict({ verdict }) {
-  const kind = { good: 'good', idle: '', late: 'warn', refusing: 'warn', failing: 'bad' }[verdict.state] || '';
+  const { state, target } = verdict, kind = { good: 'good', idle: '', late: 'bad', refusing: 'warn', failing: 'bad' }[state] || '';
+  const [what, path] = { failing: ['Failed calls', 'calls?outcome=failed&'], late: ['Late calls', 'calls?outcome=late&'] }[state] || ['Refusals', 'refusals?'];
   return html`<div class="verdict" aria-label="Verdict">
-    <div class=${kind}><h2>Is everything in time?</h2><p>${verdict.in_time}</p>${verdict.target && html`<p class="small"><a href=${`${BASE}/refusals?target=${encodeURIComponent(verdict.target)}`}>Refusals of ${verdict.target}</a></p>`}</div>
-    <div class=${verdict.state === 'good' || verdict.state === 'idle' ? '' : 'warn'}><h2>What is the bottleneck?</h2><p>${verdict.bottleneck}</p></div>
-    <div><h2>What would help?</h2><p>${verdict.help}</p>${verdict.more_of && html`<p class="small"><a href=${`${BASE}/plan?more=${encodeURIComponent(verdict.more_of)}`}>Simulate one more ${verdict.more_of}</a></p>`}</div></div>`;
+    <div class=${kind}><h2>Is everything in time?</h2><p>${verdict.in_time}</p>${target && html`<p class="small"><a href=${`${BASE}/${path}target=${encodeURIComponent(target)}`}>${what} of ${target}</a></p>`}</div>
+    <div class=${state === 'good' || state === 'idle' ? kind : 'warn'}><h2>What is the bottleneck?</h2><p>${verdict.bottleneck}</p></div>
+    <div class=${state === 'good' ? 'good' : ''}><h2>What would help?</h2><p>${verdict.help}</p>${verdict.more_of && html`<p class="small"><a href=${`${BASE}/plan?more=${encodeURIComponent(verdict.more_of)}`}>Simulate one more ${verdict.more_of}</a></p>`}</div></div>`;
 }
 
 export function Feedless({ what }) {
@@ -227,23 +232,32 @@ export function Feedless({ what }) {
   return html`<${Empty}>Waiting for the server: ${live.state === 'lost' ? 'the connection is lost, and is tried again.' : 'connecting.'}<//>`;
 }
 
+function Nodes({ cluster }) {
+  const down = cluster.nodes.filter((node) => node.state !== 'live');
+  return html`<p class="row small"><span><strong>${num(cluster.nodes.length)}</strong> ${cluster.nodes.length === 1 ? 'node' : 'nodes'}, led by this server in epoch ${cluster.epoch}</span>${cluster.nodes.slice(0, 24).map((node) => html`<span class=${`tag ${node.state === 'live' ? 'good' : node.state === 'lost' ? 'bad' : 'warn'}`}>${node.name}${node.state === 'live' ? '' : `: ${node.state}`}</span>`)}<a href=${to('cluster')}>${down.length ? `${down.length} not live: Cluster` : 'Cluster'}</a></p>`;
+}
+
+const offered = (one) => one.met + one.late + one.failed + one.refused;
+
 export function Devices() {
   const { pulse, history, leftOut } = useLive();
   const [seconds, setSeconds] = useState(10), [paused, setPaused] = useState(false), [all, setAll] = useState(false);
   if (!pulse) return html`<${Head} title="Devices" /><${Feedless} what="This view" />`;
-  const shown = all ? pulse.devices : pulse.devices.slice(0, 8), recent = history.slice(-120);
+  const shown = all ? pulse.devices : pulse.devices.slice(0, 8), recent = history.slice(-120), over = pulse.window_s >= 59 ? 'last minute' : `last ${num(Math.max(1, pulse.window_s))} s`;
+  const nodes = new Map((pulse.cluster?.nodes || []).map((node) => [node.name, node]));
   return html`<${Head} title="Devices"><${Segments} label="Time shown" value=${seconds} options=${[[2, '2 s'], [10, '10 s'], [60, '60 s']]} onChange=${setSeconds} />
       <button aria-pressed=${String(paused)} onClick=${() => setPaused(!paused)}>${paused ? 'Go on' : 'Pause'}</button><//>
     <${Verdict} verdict=${pulse.verdict} />
-    <p class="soft small">Units down, time across. A rectangle is a batch: red at its foot is time beyond the prediction, a thin line after it time that was predicted and not needed. Dashed: booked. Right of now: predicted.${leftOut > 0 && ` ${num(leftOut)} short batches found no room in the picture.`}</p>
+    ${pulse.cluster && html`<${Nodes} cluster=${pulse.cluster} />`}
     ${!shown.length && html`<${Empty}>No device has joined. A server has its cores, or the GPUs it finds; lamina doctor says what this machine has.<//>`}
-    <div class="grid">${shown.map((device) => html`<${Device} key=${device.id} device=${device} spanUs=${seconds * 1e6} paused=${paused} />`)}</div>
+    <div class="grid">${shown.map((device) => html`<${Device} key=${device.id} device=${device} spanUs=${seconds * 1e6} paused=${paused} node=${nodes.get(device.node)} />`)}</div>
+    ${shown.length > 0 && html`<p class="soft small">Units down, time across. A rectangle is a batch, as wide as it took. Red at its foot: longer than predicted. A thin line behind it: predicted, and not needed. Dashed: booked. Right of now: predicted. Bars at the left edge: homes, pale while lent.${leftOut > 0 && ` ${num(leftOut)} short batches found no room in the picture.`}</p>`}
     ${pulse.devices.length > shown.length && html`<p><button onClick=${() => setAll(true)}>Show ${pulse.devices.length - shown.length} more devices</button></p>`}
-    <div class="grid"><section class="card"><h2>Calls a second <span class="soft">over the last two minutes</span></h2>
+    <div class="grid"><section class="card"><h2>Calls a second <span class="soft">by how they ended</span></h2>
       <${Chart} label="Calls a second by how they ended" unit="/s" series=${[['in time', '--c1'], ['late', '--c2'], ['refused', '--c4'], ['failed', '--c3']]} data=${[recent.map((one) => one.wall), ...[0, 1, 3, 2].map((at) => recent.map((one) => one.rate[at]))]} /></section>
-      <section class="card"><h2>Held by function <span class="soft">last ${num(pulse.window_s)} s</span></h2>
-      <${Table} label="Device time by function" rows=${pulse.functions.slice(0, 14)} empty="No function ran in the last seconds." columns=${[['function', (one) => html`<${FunctionName} name=${one.name} />`], ['held', (one) => pct(one.held), 'n'], ['used', (one) => pct(one.used), 'n'], ['jobs/s', (one) => num(one.jobs_per_s), 'n'], ['jobs a batch', (one) => num(one.batches_per_s ? one.jobs_per_s / one.batches_per_s : null, 1), 'n'], ['queue', (one) => num(one.queue), 'n']]} /></section></div>
-    <section class="card"><h2>Targets <span class="soft">calls of the last minute</span></h2>
-      <${Table} label="Targets" rows=${pulse.targets.slice(0, 20)} empty="No calls in the last minute." columns=${[['target', (one) => html`<a href=${to('functions', one.name)}>${one.name}</a>`], ['calls', (one) => num(one.met + one.late + one.failed + one.refused), 'n'], ['in time', (one) => pct(one.met / Math.max(1, one.met + one.late + one.failed + one.refused)), 'n'], ['late', (one) => num(one.late), 'n'], ['refused', (one) => num(one.refused), 'n'], ['failed', (one) => num(one.failed), 'n'], ['p50', (one) => ms(one.p50_ms), 'n'], ['p99', (one) => ms(one.p99_ms), 'n'], ['SLO', (one) => ms(one.slo_ms), 'n'], ['cost', (one) => cost2(one.cost), 'n']]} /></section>`;
+      <section class="card"><h2>Device time by function <span class="soft">last 10 s, 100 % is a whole device</span></h2>
+      <${Table} label="Device time by function" rows=${pulse.functions.slice(0, 14)} empty="No function ran in the last seconds." columns=${[['function', (one) => html`<${FunctionName} name=${one.name} />`], ['leased', (one) => pct(one.held), 'n'], ['computing', (one) => pct(one.used), 'n'], ['jobs/s', (one) => num(one.jobs_per_s), 'n'], ['per batch', (one) => num(one.batches_per_s ? one.jobs_per_s / one.batches_per_s : null, 1), 'n'], ['queue', (one) => num(one.queue), 'n']]} /></section></div>
+    <section class="card"><h2>Targets <span class="soft">calls of the ${over}</span></h2>
+      <${Table} label="Targets" rows=${pulse.targets.filter((one) => offered(one) > 0).slice(0, 20)} empty=${`No calls in the ${over}. The Playground has a form for each function.`} columns=${[['target', (one) => html`<${FunctionName} name=${one.name} />`], ['calls', (one) => num(offered(one)), 'n'], ['in time', (one) => html`<${Meter} part=${one.met / Math.max(1, offered(one))} goal=${one.goal} />`], ['late', (one) => num(one.late), 'n'], ['refused', (one) => num(one.refused), 'n'], ['failed', (one) => num(one.failed), 'n'], ['p50', (one) => ms(one.p50_ms), 'n'], ['p99', (one) => ms(one.p99_ms), 'n'], ['SLO', (one) => ms(one.slo_ms), 'n'], ['cost', (one) => cost(one.cost), 'n']]} />
+      <${Facts} of=${[['waiting', `${num(pulse.queued)} jobs`], ['under way', `${num(pulse.calls)} calls`], ['longest time unread, last 10 s', ms(pulse.lag_ms)], ['last decision took', ms(pulse.decision_us / 1000)]]} /></section>`;
 }
-const cost2 = (value) => (value ? num(value, 4) : '0');

@@ -1,8 +1,8 @@
 // The event feed: batches as they start and end, and a pulse once a second. Read with fetch, for the token is a header.
-import { request, failure, session, onSession } from './lib.js';
+import { request, failure, session, onSession, shade, visible } from './lib.js';
 import { useState, useEffect } from './vendor/preact.js';
 
-const KEPT_US = 62e6, KEPT = 120000, HISTORY = 600, HIDDEN_MS = 30000;
+const KEPT_US = 62e6, KEPT = 120000, HISTORY = 600, WATCHED = 60, HIDDEN_MS = 30000;
 
 export const live = { state: 'connecting', error: null, pulse: null, history: [], batches: new Map(), open: new Map(), offset: null, leftOut: 0, seen: 0 };
 const watchers = new Set();
@@ -63,7 +63,9 @@ export function onPulse(pulse) {
   for (const target of pulse.targets) target.total.forEach((count, at) => { sum[at] += count; });
   const seconds = last ? pulse.wall - last.wall : 0;
   const rate = last && seconds > 0.2 && seconds < 10 ? sum.map((count, at) => Math.max(0, (count - last.sum[at]) / seconds)) : [null, null, null, null];
-  live.history.push({ wall: pulse.wall, sum, rate, queued: pulse.queued, calls: pulse.calls, held: Object.fromEntries(pulse.devices.map((one) => [one.id, one.held])) });
+  for (const name of pulse.functions.map((one) => one.name).sort()) shade(name);
+  const totals = new Map(pulse.targets.slice(0, WATCHED).map((target) => [target.name, target.total]));
+  live.history.push({ totals, wall: pulse.wall, sum, rate, queued: pulse.queued, calls: pulse.calls, held: Object.fromEntries(pulse.devices.map((one) => [one.id, one.held])) });
   if (live.history.length > HISTORY) live.history.splice(0, live.history.length - HISTORY);
   live.pulse = pulse;
   const running = new Set(pulse.devices.flatMap((device) => device.running));
@@ -113,7 +115,7 @@ export function connect() {
       for (;;) {
         const { done, value } = await reader.read();
         if (done) break;
-        parse(decoder.decode(value, { stream: true }), state);
+        parse(visible(decoder.decode(value, { stream: true })), state);
       }
     } catch (error) { if (mine !== control || mine.signal.aborted) return; }
     if (mine === control) { set('lost'); timer = setTimeout(begin, (wait = Math.min(8000, wait * 1.7))); }

@@ -1,6 +1,6 @@
 // A form made from the inputs of a target, the request it makes, and its answer as a person would like to see it.
 import { html, useState, useEffect } from './vendor/preact.js';
-import { Facts, failure, ms, request } from './lib.js';
+import { Facts, failure, ms, request, visible } from './lib.js';
 
 export function InputFields({ inputs, values, setValues }) {
   const set = (name, value) => setValues({ ...values, [name]: value });
@@ -47,13 +47,13 @@ export async function readAnswer(response) {
   const kind = (response.headers.get('content-type') || '').split(';')[0];
   const blob = await response.blob();
   if (kind === 'application/json') {
-    const text = await blob.text();
+    const text = visible(await blob.text());
     try { return { headers, text: JSON.stringify(JSON.parse(text), null, 1) }; } catch { return { headers, text }; }
   }
   const head = new Uint8Array(await blob.slice(0, 12).arrayBuffer());
   const media = SIGNS.find(([sign]) => sign.every((byte, at) => head[at] === byte))?.[1];
   if (media) return { headers, media, url: URL.createObjectURL(new Blob([blob], { type: media })), size: blob.size };
-  const text = await blob.slice(0, 20000).text();
+  const text = visible(await blob.slice(0, 20000).text());
   return { headers, text: /\ufffd/.test(text) ? `${blob.size} bytes` : text };
 }
 
@@ -70,7 +70,7 @@ export async function* lines(response) {
   for (;;) {
     const { done, value } = await reader.read();
     if (done) { if (rest) yield rest; return; }
-    const parts = (rest + decoder.decode(value, { stream: true })).split('\n');
+    const parts = (rest + visible(decoder.decode(value, { stream: true }))).split('\n');
     rest = parts.pop();
     yield* parts;
   }

@@ -49,7 +49,7 @@ export function request(method, path, { body, headers = {}, signal } = {}) {
 }
 
 export async function failure(response) {
-  const text = await response.text();
+  const text = visible(await response.text());
   let body = { title: text.slice(0, 300) || response.statusText };
   try { body = JSON.parse(text); } catch { /* as it is */ }
   if (response.status === 401 && !session.needsToken) { session.needsToken = true; session.caller = null; changed(); }
@@ -64,8 +64,11 @@ export async function api(method, path, content, options = {}) {
     throw new Problem(0, { detail: 'the server does not answer', hint: 'is it running? the page tries again by itself' });
   }
   if (!response.ok) throw await failure(response);
-  return response.status === 204 ? null : response.json();
+  return response.status === 204 ? null : JSON.parse(visible(await response.text()));
 }
+
+/** Marks that change the order of what follows are shown as such: a name cannot pretend to be another one. */
+export const visible = (text) => text.replace(/[\u200e\u200f\u202a-\u202e\u2066-\u2069]|\\u(?:200[ef]|202[a-e]|206[6-9])/gi, (mark) => `⟨U+${(mark.length > 1 ? mark.slice(2) : mark.charCodeAt(0).toString(16)).toUpperCase()}⟩`);
 
 // ------------------------------------------------------------------------------------- address
 
@@ -147,32 +150,41 @@ export const num = (value, digits = 0) => (value === null || value === undefined
 export const ms = (value) => (value === null || value === undefined ? '–' : value >= 10000 ? `${num(value / 1000, 1)} s` : value >= 100 ? `${num(value)} ms` : value >= 1 ? `${num(value, 1)} ms` : `${num(value * 1000)} µs`);
 export const pct = (part, digits = 1) => (part === null || part === undefined || Number.isNaN(part) ? '–' : `${num(100 * part, digits)} %`);
 export const mib = (value) => (value >= 1024 ? `${num(value / 1024, 1)} GiB` : `${num(value)} MiB`);
-export const cost = (value) => (!value ? '0' : value < 1e-3 ? value.toExponential(1) : num(value, 4));
-export const when = (us) => (us ? new Date(us / 1000).toLocaleString('en-GB', { dateStyle: 'medium', timeStyle: 'medium' }) : '–');
+export const cost = (value) => (!value ? '0' : value >= 100 ? num(value) : value >= 1e-6 ? String(Number(value.toPrecision(value >= 1e-3 ? 3 : 2))) : value.toExponential(1));
+export const when = (us) => (us ? html`<time class="nowrap" datetime=${new Date(us / 1000).toISOString()}>${new Date(us / 1000).toLocaleString('en-GB', { day: 'numeric', month: 'short', ...(Date.now() - us / 1000 > 15e9 && { year: 'numeric' }), hour: '2-digit', minute: '2-digit', second: '2-digit' })}</time>` : '–');
 export const span = (us) => (us >= 120e6 ? `${num(us / 60e6, 1)} min` : us >= 1e6 ? `${num(us / 1e6, 1)} s` : ms(us / 1000));
 export const ago = (millis) => (millis < 1000 ? 'now' : millis < 120e3 ? `${num(millis / 1000)} s ago` : millis < 7200e3 ? `${num(millis / 60e3)} min ago` : `${num(millis / 3600e3)} h ago`);
 
-const shades = new Map();
+const shades = new Map(), taken = Array(10).fill(0);
+/** The colour of a function, the same in every view and after a reload: by its name, and the next free one where two names meet. */
 export function shade(name) {
-  if (!shades.has(name)) shades.set(name, shades.size % 10);
-  return shades.get(name);
+  const known = shades.get(name);
+  if (known !== undefined) return known;
+  let at = 0;
+  for (let place = 0; place < Math.min(64, name.length); place += 1) at = (31 * at + name.charCodeAt(place)) % 9973;
+  at %= 10;
+  for (let step = 0, least = Math.min(...taken); step < 10 && taken[at] > least; step += 1) at = (at + 1) % 10;
+  taken[at] += 1;
+  shades.set(name, at);
+  return at;
 }
+export const hasShade = (name) => shades.has(name);
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // --------------------------------------------------------------------------------------- parts
 
 export const Swatch = ({ name }) => html`<span class=${`swatch f${shade(name)}`}></span>`;
-export const FunctionName = ({ name }) => html`<span class="nowrap"><${Swatch} name=${name} /><a href=${to('functions', name)} class="clip">${name}</a></span>`;
+export const FunctionName = ({ name }) => html`<span class="nowrap">${hasShade(name) && html`<${Swatch} name=${name} />`}<a href=${to('functions', name)} class="clip" title=${name.length > 30 ? name.slice(0, 300) : undefined}>${name.slice(0, 120)}</a></span>`;
 
 export function Oops({ error, retry }) {
   if (!error) return null;
   const what = error.status === 403 ? 'This is not yours to see' : error.status === 404 ? 'Not there' : error.status === 0 ? 'No answer' : 'That did not work';
   return html`<div class="note bad" role="alert"><p><strong>${what}.</strong> ${error.message}</p>
-    ${error.hint && html`<p class="soft">${error.hint}</p>`}
+    ${error.hint && html`<p class="soft">${error.hint}</p>`}${error.body?.leader && html`<p>The server that leads: <code>${error.body.leader}</code></p>`}
     ${retry && html`<p><button onClick=${retry}>Try again</button></p>`}</div>`;
 }
 export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
-export const Head = ({ title, children, about }) => html`<div class="head"><h1>${title}</h1><span class="grow"></span>${children}${about && html`<p>${about}</p>`}</div>`;
+export const Head = ({ title, children, about }) => html`<div class="head"><h1>${typeof title === 'string' ? title.slice(0, 120) : title}</h1><span class="grow"></span>${children}${about && html`<p>${about}</p>`}</div>`;
 
 /** Columns: [title, cell of a row, class]. A row with an address opens by click, and its first cell is a link. */
 export function Table({ label, columns, rows, href, empty, chosen }) {
@@ -185,14 +197,19 @@ export function Table({ label, columns, rows, href, empty, chosen }) {
       ${columns.map(([, cell, kind], at) => html`<td class=${kind || ''}>${at === 0 && href ? html`<a href=${href(row)}>${cell(row)}</a>` : cell(row)}</td>`)}</tr>`)}</tbody></table></div>`;
 }
 
+/** Buttons to turn pages; nothing where one page holds all. */
+export function Pager({ from, size, total, onChange }) {
+  if (total <= size) return null;
+  return html`<p class="row"><button disabled=${!from} onClick=${() => onChange(Math.max(0, from - size))}>Before</button><span class="soft">${num(from + 1)} to ${num(Math.min(total, from + size))} of ${num(total)}</span><button disabled=${from + size >= total} onClick=${() => onChange(from + size)}>After</button></p>`;
+}
+
 /** Options of a select: texts, or pairs of a value and a text. */
 export const Options = ({ of, value }) => of.map((one) => { const [key, text] = Array.isArray(one) ? one : [one, one]; return html`<option value=${key} selected=${key === value}>${text}</option>`; });
 
 export function Segments({ label, value, options, onChange }) {
   return html`<span class="seg" role="group" aria-label=${label}>${options.map(([key, text]) => html`<button type="button" aria-pressed=${String(key === value)} onClick=${() => onChange(key)}>${text}</button>`)}</span>`;
 }
-export function Meter({ part, goal = 0 }) {
-  const kind = goal && part < goal ? (part < goal - 0.1 ? 'bad' : 'warn') : '';
+export function Meter({ part, goal = 0, kind = goal && part < goal ? (part < goal - 0.1 ? 'bad' : 'warn') : '' }) {
   const bar = useRef();
   useEffect(() => { if (bar.current) bar.current.style.width = `${Math.max(0, Math.min(100, 100 * (part || 0)))}%`; }, [part]);
   return html`<span class="nowrap"><span class=${`meter ${kind}`}><i ref=${bar}></i></span>${pct(part)}</span>`;

@@ -1,7 +1,7 @@
 // Durable runs: list, graph, timeline, journal and values; start, cancel and retry.
 import { html, useState, useEffect, useMemo, useRef } from './vendor/preact.js';
 import dagre from './vendor/dagre.js';
-import { Empty, Facts, Head, Oops, Options, Table, ago, api, go, ms, num, request, span, to, useAction, useLoaded, when } from './lib.js';
+import { Empty, Facts, Head, Oops, Options, Pager, Table, ago, cost, api, go, ms, num, request, span, to, useAction, useLoaded, when } from './lib.js';
 import { Answer, InputFields, encode, readAnswer } from './forms.js';
 
 const STATES = ['queued', 'running', 'succeeded', 'failed', 'cancelled', 'quarantined'];
@@ -20,10 +20,10 @@ function RunList({ query }) {
   const turn = (changes) => go(`/runs?${new URLSearchParams(Object.entries({ state, target, ...changes }).filter(([, value]) => value))}`);
   const { data, error, reload } = useLoaded((signal) => api('GET', `/calls/v1/runs?${new URLSearchParams(Object.entries({ state, target, before, limit: 50 }).filter(([, value]) => value))}`, undefined, { signal }), [state, target, before], 2000);
   return html`<${Head} title="Runs" about="Durable runs: accepted once they are on disk, and carried on after a restart."><a class="button" href=${to('runs', 'new')}>Start a run</a><//>
-    <div class="row"><label class="inline"><span>State</span><select value=${state} onChange=${(event) => turn({ state: event.target.value })}><${Options} value=${state} of=${[['', 'all'], ...STATES]} /></select></label>
-      <label class="inline"><span>Workflow</span><input value=${target} onChange=${(event) => turn({ target: event.target.value })} /></label></div><p></p>
+    <div class="row filter"><label class="inline"><span>State</span><select value=${state} onChange=${(event) => turn({ state: event.target.value })}><${Options} value=${state} of=${[['', 'all'], ...STATES]} /></select></label>
+      <label class="inline"><span>Workflow</span><input value=${target} onChange=${(event) => turn({ target: event.target.value })} /></label></div>
     <${Oops} error=${error} retry=${reload} />
-    <section class="card"><${Table} label="Runs" rows=${data?.runs ?? (error ? [] : null)} href=${(one) => to('runs', one.id)} empty="No such run. Start one here, or call a workflow with Prefer: respond-async." columns=${[['run', (one) => html`<span class="mono">${one.id.slice(0, 12)}</span>`], ['target', (one) => one.target], ['state', (one) => html`<span class=${`tag ${KIND[one.state]}`}>${one.state}</span>`], ['accepted', (one) => ago(Date.now() - one.created_us / 1000)], ['took', (one) => (one.ended_us ? span(one.ended_us - one.created_us) : '–'), 'n'], ['tenant', (one) => one.tenant || '–'], ['retries', (one) => one.retries || 0, 'n']]} />
+    <section class="card"><${Table} label="Runs" rows=${data?.runs ?? (error ? [] : null)} href=${(one) => to('runs', one.id)} empty="No such run. Start one here, or call a workflow with Prefer: respond-async." columns=${[['run', (one) => html`<span class="mono">${one.id.slice(0, 12)}</span>`], ['workflow', (one) => one.target], ['state', (one) => html`<span class=${`tag ${KIND[one.state]}`}>${one.state}</span>`], ['accepted', (one) => ago(Date.now() - one.created_us / 1000), 'nowrap'], ['took', (one) => (one.ended_us ? span(one.ended_us - one.created_us) : '–'), 'n'], ['tenant', (one) => one.tenant || '–'], ['retries', (one) => one.retries || 0, 'n']]} />
     <p class="row">${before && html`<button onClick=${() => history.back()}>Newer</button>`}${data?.next && html`<button onClick=${() => turn({ before: data.next })}>Older</button>`}</p></section>`;
 }
 
@@ -65,7 +65,7 @@ function RunPage({ id }) {
       ${['failed', 'quarantined', 'cancelled'].includes(run.state) && html`<button disabled=${act.busy} onClick=${() => act.run('retry')}>Retry from where it failed</button>`}<a class="button" href=${to('runs', 'new', run.target)}>Start another</a><//>
     <${Oops} error=${error} retry=${reload} /><${Oops} error=${act.error} />
     ${run.problem && html`<div class="note bad"><p><strong>${run.problem.title || 'It failed'}.</strong> ${run.problem.detail}</p>${run.problem.step && html`<p>In step ${run.problem.step}.</p>`}${run.problem.hint && html`<p class="soft">${run.problem.hint}</p>`}${run.problem.trace && html`<details><summary>Trace</summary><pre>${run.problem.trace}</pre></details>`}</div>`}
-    <section class="card"><${Facts} of=${[['accepted', when(run.created_us)], run.began_us && ['began', when(run.began_us)], run.ended_us && ['took', span(run.ended_us - run.created_us)], run.cost !== undefined && ['cost', num(run.cost, 6)], run.tenant && ['tenant', run.tenant], run.retries && ['retries', run.retries]]} /></section>
+    <section class="card"><${Facts} of=${[['accepted', when(run.created_us)], run.began_us && ['began', when(run.began_us)], run.ended_us && ['took', span(run.ended_us - run.created_us)], run.cost !== undefined && ['cost', cost(run.cost)], run.tenant && ['tenant', run.tenant], run.retries && ['retries', run.retries]]} /></section>
     <section class="card"><h2>Graph</h2>${graph.data ? html`<${Graph} graph=${graph.data} events=${events} now=${now} run=${run} />` : html`<${Empty}>${data.run.kind === 'function' ? 'A function is one step.' : 'The graph is not known: its workflow may have been replaced.'}<//>`}</section>
     <section class="card"><h2>Timeline</h2><${Timeline} events=${events} run=${run} /></section>
     <section class="card"><h2>Result</h2><${Result} id=${id} state=${run.state} /></section>
@@ -75,13 +75,13 @@ function RunPage({ id }) {
 function Result({ id, state }) {
   const load = useAction(async () => readAnswer(await request('GET', `/calls/v1/runs/${id}/result`)));
   useEffect(() => { if (state === 'succeeded') load.run(); }, [state]);
-  return state !== 'succeeded' ? html`<${Empty}>There is none ${OVER.includes(state) ? `: the run is ${state}.` : 'yet.'}<//>` : html`<${Oops} error=${load.error} />${load.done && html`<${Answer} answer=${load.done} />`}`;
+  return state !== 'succeeded' ? html`<${Empty}>There is none${OVER.includes(state) ? `: the run is ${state}.` : ' yet.'}<//>` : html`<${Oops} error=${load.error} />${load.done && html`<${Answer} answer=${load.done} />`}`;
 }
 
 function Journal({ events }) {
   const [from, setFrom] = useState(0);
-  return html`<${Table} label="Journal" rows=${events.slice(from, from + ROWS)} columns=${[['when', (one) => when(one.ended_us || one.at_us)], ['what', (one) => one.kind], ['step', (one) => one.step || '–'], ['ended', (one) => (one.ok === undefined ? one.state || '' : one.ok ? 'done' : html`<span class="bad-text">${one.error || 'failed'}</span>`)], ['queued', (one) => (one.began_us && one.queued_us ? ms((one.began_us - one.queued_us) / 1000) : '–'), 'n'], ['ran', (one) => (one.began_us && one.ended_us ? ms((one.ended_us - one.began_us) / 1000) : '–'), 'n'], ['slice', (one) => one.slice || '–'], ['batch', (one) => one.batch ?? '–', 'n'], ['value', (one) => (one.value === undefined ? '' : html`<code class="clip" title=${String(one.value)}>${String(one.value)}</code>`)]]} />
-    ${events.length > ROWS && html`<p class="row"><button disabled=${!from} onClick=${() => setFrom(Math.max(0, from - ROWS))}>Before</button><span class="soft">${num(from + 1)} to ${num(Math.min(events.length, from + ROWS))} of ${num(events.length)}</span><button disabled=${from + ROWS >= events.length} onClick=${() => setFrom(from + ROWS)}>After</button></p>`}`;
+  return html`<${Table} label="Journal" rows=${events.slice(from, from + ROWS)} columns=${[['when', (one) => when(one.ended_us || one.at_us)], ['what', (one) => one.kind], ['step', (one) => one.step || '–'], ['ended', (one) => (one.ok === undefined ? one.state || '' : one.ok ? 'done' : html`<span class="bad-text">${one.error || 'failed'}</span>`)], ['queued', (one) => (one.began_us && one.queued_us ? ms((one.began_us - one.queued_us) / 1000) : '–'), 'n'], ['ran', (one) => (one.began_us && one.ended_us ? ms((one.ended_us - one.began_us) / 1000) : '–'), 'n'], ['slice', (one) => one.slice || '–'], ['batch', (one) => one.batch ?? '–', 'n'], ['value', (one) => (one.value === undefined ? '' : html`<code class="clip" title=${String(one.value).slice(0, 2000)}>${String(one.value).slice(0, 300)}</code>`)]]} />
+    <${Pager} from=${from} size=${ROWS} total=${events.length} onChange=${setFrom} />`;
 }
 
 function Timeline({ events, run }) {
@@ -102,7 +102,8 @@ function Timeline({ events, run }) {
   return html`<div class="lanes" ref=${box}>${marks.map(([name, some, all]) => html`<span class="name" title=${name}>${name}${all.length > 1 ? html` <span class="soft">× ${num(all.length)}</span>` : ''}</span>
     <div class="lane" role="img" aria-label=${`${name}: ${all.length} times`}>${some.map((one) => html`${one.began_us && one.queued_us && one.kind === 'step' && html`<i class="queue" data-from=${one.queued_us} data-to=${one.began_us}></i>`}<i class=${one.kind !== 'step' ? 'wait' : one.ok ? '' : 'failed'} data-from=${one.began_us || one.queued_us || one.at_us} data-to=${one.ended_us || one.at_us} title=${`${one.step}: ${one.kind === 'step' ? (one.ok ? 'done' : one.error) : one.kind}`}></i>`)}</div>
     <span class="n">${span(all.reduce((sum, one) => sum + ((one.ended_us || one.at_us) - (one.began_us || one.queued_us || one.at_us)), 0))}</span>`)}</div>
-    <p class="soft small">From ${when(begin)}, over ${span(end - begin)}. A thin line is time in a queue; red failed.${lanes.length > LANES && ` ${num(lanes.length - LANES)} more steps are in the journal below.`}</p>`;
+    <div class="lanes axis" aria-hidden="true"><span></span><span class="ticks">${[0, 0.25, 0.5, 0.75, 1].map((part) => html`<span>${part ? span(part * (end - begin)) : '0'}</span>`)}</span><span></span></div>
+    <p class="soft small">From ${when(begin)} on. A thin line is time in a queue; red failed; at the right, time on slices in all.${lanes.length > LANES && ` ${num(lanes.length - LANES)} more steps are in the journal below.`}</p>`;
 }
 
 // ------------------------------------------------------------------------------------- graph
@@ -167,12 +168,14 @@ function Graph({ graph, events, now, run }) {
   for (const step of now?.steps || []) if (step.ended_ms === undefined) { const state = seen.get(step.step) || { done: 0, failed: 0, running: 0, waiting: 0 }; state.running += step.jobs; seen.set(step.step, state); }
   for (const step of now?.waiting || []) { const state = seen.get(step.step) || { done: 0, failed: 0, running: 0, waiting: 0 }; state.waiting += 1; seen.set(step.step, state); }
   const over = run.state === 'succeeded';
-  const look = (box) => { const state = seen.get(box.name); return !state ? (over && box.kind === 'task' && boxes.length === 1 ? 'done' : '') : state.running ? 'running' : state.failed && !state.done ? 'failed' : state.waiting ? 'waiting' : 'done'; };
+  const group = (box) => boxes.filter((one) => one.id.startsWith(`${box.id}/`)).map((one) => seen.get(one.name)).filter(Boolean);
+  const inside = (box) => { const all = boxes.length <= LAID_OUT && box.kind !== 'task' ? group(box) : []; return !all.length ? '' : all.some((one) => one.running || one.waiting) ? 'running' : all.some((one) => one.failed && !one.done) ? 'failed' : 'done'; };
+  const look = (box) => { const state = seen.get(box.name) ; return !state ? inside(box) || (over && box.kind === 'task' && boxes.length === 1 ? 'done' : '') : state.running ? 'running' : state.failed && !state.done ? 'failed' : state.waiting ? 'waiting' : 'done'; };
   const count = (box) => { const state = seen.get(box.name); return state && state.done + state.failed + state.running + state.waiting > 1 ? `${state.done} done${state.running ? `, ${state.running} running` : ''}${state.waiting ? `, ${state.waiting} waiting` : ''}${state.failed ? `, ${state.failed} failed` : ''}` : ''; };
   const path = (points) => `M${points.map((one) => `${one.x.toFixed(1)},${one.y.toFixed(1)}`).join('L')}`;
-  return html`<div class="graph" tabindex="0" role="region" aria-label="Graph of the run"><svg width=${laid.width} height=${laid.height} role="img" aria-label=${`${boxes.length} steps; the timeline has the same`}>
-    ${edges.map((edge, at) => html`<path class=${edge.is_error ? 'error' : ''} d=${path(laid.lines[at])} />`)}
+  return html`<div class="graph" tabindex="0" role="region" aria-label="Graph of the run"><svg width=${laid.width} height=${laid.height} role="img" aria-label=${`${boxes.length} steps; the timeline has the same`}><defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path class="tip-of" d="M0,0L8,4L0,8z" /></marker></defs>
+    ${edges.map((edge, at) => html`<path class=${edge.is_error ? 'error' : ''} marker-end="url(#tip)" d=${path(laid.lines[at])} />`)}
     ${boxes.map((box) => { const { x, y, width, height } = laid.at.get(box.id); const lines = [count(box), ...box.lines].filter(Boolean).slice(0, Math.max(1, box.lines.length)); return html`<g class=${look(box)}><title>${box.name}</title><rect x=${x - width / 2} y=${y - height / 2} width=${width} height=${height} rx="5" />
       <text x=${x} y=${y - 7 * lines.length + 4} text-anchor="middle">${box.name.length > 26 ? `${box.name.slice(0, 25)}…` : box.name}</text>${lines.map((line, row) => html`<text class="sub" x=${x} y=${y - 7 * lines.length + 19 + 14 * row} text-anchor="middle">${line.slice(0, 32)}</text>`)}</g>`; })}</svg></div>
-    <p class="legend"><span class="tag good">done</span><span class="tag">running: blue</span><span class="tag warn">waits</span><span class="tag bad">failed</span>${left > 0 && html`<span class="soft">${num(left)} more steps are not drawn; the journal has them.</span>`}</p>`;
+    <p class="legend"><span class="tag good">done</span><span class="tag info">running</span><span class="tag warn">waits</span><span class="tag bad">failed</span><span class="tag">not begun</span>${left > 0 && html`<span class="soft">${num(left)} more steps are not drawn; the journal has them.</span>`}</p>`;
 }
