@@ -24,7 +24,7 @@ LEFT_OUT = ("published", "lab")
 
 NOT_OURS = {
     "gpu/driver.py": {"self._pages.type", "location.type", "location.id"},
-    "gpu/memory_traffic.py": {"question.metrics[0].id"},
+    "gpu/device_telemetry.py": {"question.metrics[0].id"},
     "gpu/weights.py": {"tensor.data"},
 }
 """Writes to objects of libraries whose fields happen to be called like some of ours: structs of CUDA and NVML, torch tensors."""

@@ -34,7 +34,7 @@ def in_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
 def small_app() -> lamina.App:
     app = lamina.App("small")
 
-    @app.function(gpu=lamina.GPU(0.2, memory="1GiB", required=True), batch=4, slo="50ms", scale=lamina.Scale(min=1))
+    @app.function(gpu=lamina.GPU(0.2, memory="1GiB", required=True), batch=4, slo="5s", scale=lamina.Scale(min=1))
     def look(x: int) -> int:
         return x
 
@@ -42,7 +42,7 @@ def small_app() -> lamina.App:
     def hurry(x: int) -> int:
         return x
 
-    @app.workflow(slo="1s")
+    @app.workflow(slo="10s")
     def both(x):
         return look(look(x))
 
