@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lamina.sdk.tensors import Tensor as Tensor
     from lamina.sdk.torch_model import TorchModel as TorchModel
     from lamina.sdk.weights_file import load_weights as load_weights
+    from lamina.sdk.workflow_ops import callback as callback
     from lamina.sdk.workflow_ops import each as each
     from lamina.sdk.workflow_ops import gather as gather
     from lamina.sdk.workflow_ops import sleep as sleep
@@ -41,6 +42,7 @@ _HOMES = {
     "Scale": "sdk.resources",
     "Tensor": "sdk.tensors",
     "TorchModel": "sdk.torch_model",
+    "callback": "sdk.workflow_ops",
     "context": "sdk.context",
     "each": "sdk.workflow_ops",
     "gather": "sdk.workflow_ops",

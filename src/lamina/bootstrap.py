@@ -55,6 +55,7 @@ from lamina.sim.hardware_model import HardwareModel
 from lamina.state.kv_state import StateTable
 from lamina.types import Call, DeviceSpec
 from lamina.values.run_values import RunValues
+from lamina.values.task_tokens import TaskTokens
 from lamina.worker.cpu_affinity import cores_for_gpus, cpu_device
 
 STATE_SHARE = 4
@@ -157,7 +158,14 @@ def open_local(
     slots = engine.references
     shadow_runner = ShadowRunner(engine) if probe or shadow_batches else None
     most = memory_bytes or default_memory_budget()
-    data = RunValues(slots.pool, slots.reader, slots.release, state_data_bytes=state_data_bytes, limit_bytes=most)
+    data = RunValues(
+        slots.pool,
+        slots.reader,
+        slots.release,
+        state_data_bytes=state_data_bytes,
+        limit_bytes=most,
+        tokens=TaskTokens(state.task_token_key),
+    )
     driver = RealtimeDriver(controller, engine, data, interceptor=shadow_runner)
     reprofiler = None
     if probe and shadow_runner is not None:
@@ -365,7 +373,11 @@ def open_in_process(
             devices.append(device)
     controller = new_controller(policy or policies.build(DEFAULT_POLICY), online.OnlinePredictor(ProfileTable([])))
     state = StateTable(app.name, call_lookup(controller), lambda target: TargetSource())
-    driver = RealtimeDriver(controller, InProcessEngine(app, devices, mocks, state.mark_stateful), RunValues(None, None))
+    driver = RealtimeDriver(
+        controller,
+        InProcessEngine(app, devices, mocks, state.mark_stateful),
+        RunValues(None, None, tokens=TaskTokens(state.task_token_key)),
+    )
     return ServingRuntime(app, driver, state)
 
 

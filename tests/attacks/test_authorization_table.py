@@ -158,6 +158,7 @@ def path_of(table: Table, route: str, tenant: str) -> str:
         "run": table.runs.get(tenant, "0" * 24),
         "call": table.runs.get(tenant, "0" * 24),
         "graph": table.graphs[tenant],
+        "task": table.server.gateway.driver.data.tokens.make("0" * 24, 1),
         "node": "far",
         "target": f"{tenant}fn" if tenant else "echo",
         "trigger": f"{tenant or 'own'}-trigger",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lamina.asl.document import task_resource
+from lamina.asl.document import task_resource, waits_for_token
 from lamina.asl.fields import Dialect
 from lamina.asl.lint import check
 from lamina.core.workflow.error_policy import Catcher, ErrorPolicy, Retrier
@@ -59,7 +59,14 @@ class _Compiler:
                 target, params = self._function(task_resource(state))
                 more = data if params is None else {**data, "params": list(params)}
                 may = tuple(state.get("PotentialNext", ()))
-                return Task(name, target, on, data=more, error_policy=_guard(state), resolves_data=True, potential_next=may)
+                return Task(
+                    *(name, target, on),
+                    data=more,
+                    error_policy=_guard(state),
+                    resolves_data=True,
+                    potential_next=may,
+                    waits_for_report=waits_for_token(state),
+                )
             case "Map":
                 return self._map(name, state, on, data)
             case "Parallel":

@@ -70,15 +70,23 @@ def inner_machines(state: dict[str, Any]) -> list[dict[str, Any]]:
     return list(state["Branches"]) if state["Type"] == "Parallel" else []
 
 
+TOKEN_SUFFIX = ".waitForTaskToken"
+
+
+def waits_for_token(state: dict[str, Any]) -> bool:
+    """Whether a task ends when its outcome is reported by its token (`$$.Task.Token`)."""
+    return str(state.get("Resource", "")).endswith(TOKEN_SUFFIX)
+
+
 def is_lambda_invoke(state: dict[str, Any]) -> bool:
     """Whether a task calls a function as AWS' own editor writes it: by the service integration, with FunctionName and Payload."""
-    return bool(_INVOKE.fullmatch(str(state.get("Resource", ""))))
+    return bool(_INVOKE.fullmatch(str(state.get("Resource", "")).removesuffix(TOKEN_SUFFIX)))
 
 
 def task_resource(state: dict[str, Any]) -> str:
     """What a task calls: its Resource, or the function that its Parameters name."""
     if not is_lambda_invoke(state):
-        return str(state["Resource"])
+        return str(state["Resource"]).removesuffix(TOKEN_SUFFIX)
     name = str(state.get("Parameters", {}).get("FunctionName", ""))
     return name if name.startswith("arn:") else name.partition(":")[0]  # without a version
 

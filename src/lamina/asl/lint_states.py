@@ -10,7 +10,7 @@ from typing import Any
 
 from lamina.asl import fields, timestamps
 from lamina.asl.choice_rules import COMBINED, COMPARATORS, TESTS, WITH_PATH, compared_type, has_compared_type
-from lamina.asl.document import is_lambda_invoke
+from lamina.asl.document import is_lambda_invoke, waits_for_token
 from lamina.asl.intrinsics import IntrinsicError, is_call, parse_call
 from lamina.asl.paths import PathError, json_type_of, member_path, parse_path, parse_reference
 from lamina.asl.state_semantics import template_problems
@@ -87,9 +87,11 @@ def task_problems(state: dict[str, Any], path: str) -> Iterator[Finding]:
     clause = "Task State: timeouts"
     if not isinstance(state.get("Resource"), str) or not state["Resource"]:
         yield f"{path}.Resource", "Task State", "Resource must be a text that names what to call"
-    elif state["Resource"].endswith(".waitForTaskToken") or _mentions_token(state.get("Parameters")):
-        hint = "end the workflow here, and start a second one when the answer is there (HTTP, or a trigger on state)"
-        yield f"{path}.Resource", "Task State", f"waiting for a task token is not supported; {hint}"
+    elif waits_for_token(state) != _mentions_token(state.get("Parameters")):
+        wrong = "waits for a task token, and its Parameters do not hand out $$.Task.Token"
+        if not waits_for_token(state):
+            wrong = "hands out $$.Task.Token, and does not wait for it; end the Resource in .waitForTaskToken"
+        yield f"{path}.Parameters", "Task State", wrong
     elif is_lambda_invoke(state):
         parameters = state.get("Parameters")
         if not isinstance(parameters, dict) or not isinstance(parameters.get("FunctionName"), str):

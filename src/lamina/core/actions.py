@@ -17,6 +17,7 @@ class JobRef(Struct, frozen=True, gc=False, array_like=True):
     call_id: str
     scope: int
     node: str
+    execution_id: int = 0  #: of a step that is more than a call: what its token names
 
 
 class StartBatch(Struct, frozen=True, tag=True):

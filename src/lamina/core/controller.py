@@ -140,6 +140,7 @@ class Controller:
             ev.ArrivalsDrained: self._on_arrivals_drained,
             ev.DataResolved: engine.on_data_resolved,
             ev.Heartbeat: engine.on_heartbeat,
+            ev.TaskReported: engine.on_task_reported,
             ev.Journaled: engine.journal.on_journaled,
             ev.ReplayDone: engine.journal.on_replay_done,
             ev.BatchFinished: completions.on_batch_finished,

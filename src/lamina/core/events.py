@@ -129,6 +129,15 @@ class Heartbeat(Struct, frozen=True, tag=True):
     alive_only: bool = False
 
 
+class TaskReported(Struct, frozen=True, tag=True):
+    """Outcome of a step that waits for a report, by its token; without an `error` it succeeded."""
+
+    call_id: str
+    execution_id: int
+    error: str = ""  #: a stable word
+    name: str = ""  #: what the error is called, for catchers
+
+
 class TenantUpdated(Struct, frozen=True, tag=True):
     """New limits of a tenant. `spent_unit_us` is added to its usage of today: for a restart."""
 
@@ -180,6 +189,7 @@ Event = (
     | InstanceFound
     | DataResolved
     | Heartbeat
+    | TaskReported
     | CallRecovered
     | Journaled
     | ReplayDone

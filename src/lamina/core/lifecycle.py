@@ -33,13 +33,15 @@ class JobState(StrEnum):
 
     QUEUED = "queued"  #: in the queue of its function
     IN_BATCH = "in-batch"  #: running, or booked behind a running batch: `Batch.is_running` says which
+    AWAITING = "awaiting"  #: its function has returned, and its outcome is to be reported from outside
     PARKED = "parked"  #: of a durable run: its outcome is being journaled, or the journal is being replayed
 
 
 JOB_TRANSITIONS: dict[JobState, dict[str, JobState]] = {
     JobState.QUEUED: {"start": JobState.IN_BATCH, "park": JobState.PARKED},
-    JobState.IN_BATCH: {"requeue": JobState.QUEUED, "park": JobState.PARKED},
-    JobState.PARKED: {"requeue": JobState.QUEUED},
+    JobState.IN_BATCH: {"requeue": JobState.QUEUED, "park": JobState.PARKED, "await": JobState.AWAITING},
+    JobState.AWAITING: {"park": JobState.PARKED},
+    JobState.PARKED: {"requeue": JobState.QUEUED, "await": JobState.AWAITING},
 }
 """A job ends by leaving its call, from any state."""
 

@@ -99,7 +99,7 @@ class ResidentRuns:
             return True
         if exclude_waiting and self._bytes < MAX_BYTES:
             runs = self._state.runs
-            busy = [run for id, run in self.runs.items() if id not in runs or runs[id].jobs]
+            busy = [run for id, run in self.runs.items() if id not in runs or runs[id].has_work]
             return len(busy) < MAX_RUNS and sum(run.jobs for run in busy) < MAX_JOBS
         return False
 

@@ -51,6 +51,7 @@ from lamina.gateway.routes.request_options import OWN_HEADERS
 from lamina.gateway.routes.router import Router
 from lamina.gateway.routes.sockets import SocketRoutes
 from lamina.gateway.routes.targets import TargetRegistry, call_targets
+from lamina.gateway.routes.tasks import TaskRoutes
 from lamina.gateway.routes.triggers import TriggerRoutes
 from lamina.planner.capacity_check import absent_bodies, check_capacity
 from lamina.planner.slo_check import Measured, SloShortfall, slo_shortfalls
@@ -218,6 +219,7 @@ class Gateway:
         routes |= TriggerRoutes(
             *(lambda: self.triggers, self.targets, loop.engine.shared, app.name, access, lambda: time.time_ns() // 1000)
         ).routes
+        routes |= TaskRoutes(loop, loop.data.tokens, self.durable).routes
         if run_routes is not None:
             routes |= run_routes.routes
         call_handler = CallHandler(

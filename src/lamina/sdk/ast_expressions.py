@@ -40,7 +40,7 @@ _BINARY: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 _UNARY: dict[type[ast.AST], Callable[[Any], Any]] = {
     ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert,
 }  # fmt: skip
-_AWAITABLE = "await a function or workflow of the app, gather, each or sleep"
+_AWAITABLE = "await a function or workflow of the app, gather, each, sleep or callback"
 _BOOLEAN_HEADS = {"<", "<=", ">", ">=", "==", "!=", "and", "or", "not"}
 
 

@@ -195,6 +195,18 @@ class AsyncClient:
     async def delete_buffer(self, key: str) -> None:
         await self.drive(self._protocol.buffer("DELETE", key))
 
+    async def complete_task(self, token: str, value: Any = None) -> None:
+        """Report the result of a step that waits (`lamina.callback`, `.waitForTaskToken`)."""
+        await self.drive(self._protocol.report(token, "success", value))
+
+    async def fail_task(self, token: str, error: str = "States.TaskFailed", cause: str = "") -> None:
+        """Report the failure of a step that waits, with the name that `except` or `Catch` know it by."""
+        await self.drive(self._protocol.report(token, "failure", {"error": error, "cause": cause}))
+
+    async def heartbeat_task(self, token: str) -> None:
+        """Report that a step that waits is being worked on."""
+        await self.drive(self._protocol.report(token, "heartbeat", {}))
+
     async def health(self) -> Any:
         return await self.drive(self._protocol.read("/healthz"))
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lamina.asl.document import TOKEN_SUFFIX
 from lamina.errors import BadFlow
 from lamina.sdk.function import Function
 from lamina.sdk.symbols import Comparisons
@@ -191,10 +192,14 @@ def step(
     select: Mapping[str, Any] | None = None,
     result: Any = None,
     output: str | None = None,
+    wait_for_token: bool = False,
 ) -> StateBuilder:
-    """Task state: calls a function. `input` is a path or a template, `select` reshapes the result, `result` is where it goes."""
+    """Task state: calls a function. `input` is a path or a template, `select` reshapes the result, `result` is where it goes.
+
+    With `wait_for_token` it ends when its outcome is reported by the token in `$$.Task.Token`, which `input` hands out.
+    """
     resource = function if isinstance(function, str) else function.name
-    fields = {"Resource": resource, **_data_fields(input, select, result, output)}
+    fields = {"Resource": resource + TOKEN_SUFFIX if wait_for_token else resource, **_data_fields(input, select, result, output)}
     bound = function if isinstance(function, Function) else None
     return StateBuilder("Task", name or _short_name(resource), fields, function=bound)
 

@@ -261,6 +261,18 @@ class Client:
     def delete_buffer(self, key: str) -> None:
         self.drive(self._protocol.buffer("DELETE", key))
 
+    def complete_task(self, token: str, value: Any = None) -> None:
+        """Report the result of a step that waits (`lamina.callback`, `.waitForTaskToken`)."""
+        self.drive(self._protocol.report(token, "success", value))
+
+    def fail_task(self, token: str, error: str = "States.TaskFailed", cause: str = "") -> None:
+        """Report the failure of a step that waits, with the name that `except` or `Catch` know it by."""
+        self.drive(self._protocol.report(token, "failure", {"error": error, "cause": cause}))
+
+    def heartbeat_task(self, token: str) -> None:
+        """Report that a step that waits is being worked on."""
+        self.drive(self._protocol.report(token, "heartbeat", {}))
+
     def health(self) -> Any:
         return self.drive(self._protocol.read("/healthz"))
 

@@ -316,6 +316,15 @@ def json_request(server: ServerAddress, method: str, path: str, value: Any = Non
     return ClientRequest(method, f"{server.base}{path}", headers, body)
 
 
+def task_request(server: ServerAddress, token: str, verb: str, body: Any) -> ClientRequest:
+    """A report about the task of a token."""
+    if not isinstance(token, str) or not token:
+        raise BadValue(f"token: {token!r} is none", hint="give the token that the step was called with")
+    headers = server.headers() | {"content-type": VALUE if verb == "success" else "application/json"}
+    sent = encoding.encode(body) if verb == "success" else encoding.to_json(body)
+    return ClientRequest("POST", f"{server.base}/v1/tasks/{quote(token, safe='')}/{verb}", headers, sent)
+
+
 def run_request(
     server: ServerAddress, id: str, verb: str, method: str = "GET", query: Mapping[str, Any] | None = None
 ) -> ClientRequest:

@@ -107,6 +107,10 @@ class ClientProtocol:
         """What is at a path."""
         return (yield from value_of(client_codec.read_request(self.server, path)))
 
+    def report(self, token: str, verb: str, body: Any) -> Exchange[Any]:
+        """Report about a task that waits."""
+        return (yield from value_of(client_codec.task_request(self.server, token, verb, body)))
+
     def buffer(self, method: str, key: str, array: Any = None) -> Exchange[Any]:
         """Put, get or delete the buffer under a key."""
         return (yield from value_of(client_codec.buffer_request(self.server, method, key, array)))

@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from lamina.core.workflow.error_policy import Catcher, ErrorPolicy
 from lamina.core.workflow.flow import Each, Fail, Flow, Node, Parallel, Wait
-from lamina.errors import BadFlow
+from lamina.errors import BadFlow, BadValue
 from lamina.expr import Expr
+from lamina.sdk.binding import bind_arguments
 from lamina.sdk.symbols import Symbol, UnawaitedCall, form_of
 from lamina.sdk.user_errors import user_place
 from lamina.sdk.workflow_tracing import NO_LIMITS, EachLimits, TracedRegion, TracedStep, WorkflowTracer
@@ -54,11 +55,24 @@ class Recorder(WorkflowTracer):
 
     eager = False
 
-    def task(self, function: Any, inputs: dict[str, Any], policy: ErrorPolicy | None = None) -> Any:
+    def task(self, function: Any, inputs: dict[str, Any], policy: ErrorPolicy | None = None, token: str = "") -> Any:
         def make() -> Symbol:
-            return self._then(WorkflowTracer.task(self, function, inputs, policy))
+            return self._then(WorkflowTracer.task(self, function, inputs, policy, token))
 
         return make() if self.eager else UnawaitedCall(f"{function.name}(...)", make)
+
+    def callback(self, function: Any, args: Any, kwargs: Any, policy: ErrorPolicy, token: str) -> Any:
+        """Record a step that ends when its outcome is reported."""
+        rest = tuple(param for param in function.params if param.name != token)
+
+        def make() -> Symbol:
+            try:
+                inputs = bind_arguments(rest, args, kwargs)
+            except BadValue as error:
+                raise BadFlow(f"{user_place()}: {function.name}(...): {error.message}", hint=error.hint) from None
+            return self._then(WorkflowTracer.task(self, function, inputs, policy, token))
+
+        return make() if self.eager else UnawaitedCall(f"callback({function.name}, ...)", make)
 
     def each(self, body: Callable[[Any], Any], items: Any, expect: float, limits: EachLimits = NO_LIMITS) -> Any:
         def one(item: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Workflow operators: `each`, `when`, `gather`, `sleep`, `timeout`. Recorded inside a workflow, plain Python elsewhere."""
+"""Workflow operators: `each`, `when`, `gather`, `sleep`, `callback`, `timeout`. Recorded in workflows, plain Python elsewhere."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from lamina.core.workflow.error_policy import ErrorPolicy
 from lamina.errors import BadFlow, LaminaError
 from lamina.sdk.recorder import Recorder
 from lamina.sdk.symbols import Symbol, UnawaitedCall, duration_us
 from lamina.sdk.user_errors import user_place
 from lamina.sdk.workflow_tracing import EachLimits, InProcess, WorkflowTracer, call_mode
+
+TOKEN = "token"
+"""Parameter of a function that `callback` calls, for its task token."""
 
 
 def each(
@@ -129,6 +133,34 @@ def sleep(duration: str | float) -> Any:
     if isinstance(where, WorkflowTracer):
         raise BadFlow(f"{user_place()}: sleep in a plain def", hint="write async def, and await it")
     return asyncio.sleep(wait_us / 1e6)
+
+
+def callback(
+    function: Any, *args: Any, timeout: str | float | None = None, heartbeat: str | float | None = None, **kwargs: Any
+) -> Any:
+    """Call a function with a task token, as its parameter `token`, and wait until the outcome is reported by that token: by a
+    person, or by another service. To be awaited; what was reported is the result. Nothing is held meanwhile.
+
+    `timeout` is for the whole, `heartbeat` the longest silence. In process the function's own result stands for the report.
+    """
+    params = {param.name for param in getattr(function, "params", ())}
+    if TOKEN not in params:
+        name = getattr(function, "name", None) or repr(function)
+        raise BadFlow(f"{user_place()}: callback: {name} has no parameter {TOKEN!r}", hint=f"write def {name}(..., {TOKEN}: str)")
+    where = call_mode.get()
+    if isinstance(where, Recorder):
+        policy = ErrorPolicy(
+            timeout_us=duration_us(timeout, "timeout") if timeout is not None else 0,
+            heartbeat_us=duration_us(heartbeat, "heartbeat") if heartbeat is not None else 0,
+        )
+        return where.callback(function, args, kwargs, policy, TOKEN)
+    if isinstance(where, WorkflowTracer):
+        raise BadFlow(f"{user_place()}: callback in a plain def", hint="write async def, and await it")
+    return _called_back(function, args, kwargs)
+
+
+async def _called_back(function: Any, args: Any, kwargs: Any) -> Any:
+    return await _awaited(function(*args, **{TOKEN: "in-process", **kwargs}))
 
 
 class Timeout:

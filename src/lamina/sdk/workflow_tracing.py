@@ -106,7 +106,10 @@ class WorkflowTracer:
             raise BadFlow(f"{user_place()}: {function.name}(...): {error.message}", hint=error.hint) from None
         return self.task(function, inputs, policy)
 
-    def task(self, function: Function[..., Any], inputs: dict[str, Any], policy: ErrorPolicy | None = None) -> Any:
+    def task(
+        self, function: Function[..., Any], inputs: dict[str, Any], policy: ErrorPolicy | None = None, token: str = ""
+    ) -> Any:
+        """Record a step. `token`: it waits for a report, and this parameter of its function gets its token."""
         if self._functions.get(function.name) is not function:
             raise BadFlow(
                 f"workflow {self.workflow!r} calls {function.name!r} of another app, {function.app.name!r}",
@@ -114,10 +117,13 @@ class WorkflowTracer:
             )
 
         def make(step: TracedStep, next: tuple[str, ...], needs: int) -> Node:
-            return Task(step.name, function.name, next, needs, step.data, policy)
+            return Task(step.name, function.name, next, needs, step.data, policy, waits_for_report=bool(token))
 
         step = self._step(function.name, make)
         step.data["args"] = {name: self._expression(form_of(value), step) for name, value in inputs.items()}
+        if token:
+            step.data["token"] = token
+            return Symbol(["node", step])
         return Symbol(["node", step], function.returns)
 
     def each(self, body: Callable[[Any], Any], items: Any, expect: float, limits: EachLimits = NO_LIMITS) -> Any:

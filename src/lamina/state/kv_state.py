@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import logging
+import secrets
 import time
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
@@ -24,6 +25,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
+from lamina import encoding
 from lamina.drivers.engine import TargetSource
 from lamina.errors import BadValue, LaminaError, LeadershipLost, StoreDown
 from lamina.sdk.app_state import UNKNOWN, StateCell, StateChange, StateKey, apply_changes
@@ -41,6 +43,9 @@ MAX_DELETED = 10_000
 """Deleted keys whose versions are remembered: a step that has read one before must find out. No step lives that long."""
 
 LOAD_RETRY_S = 0.25
+
+SERVER = "server"
+"""Scope of what the server itself keeps; no app or workflow has it."""
 
 MAX_UNWRITTEN = 100_000
 """Changes that may wait in memory for a store that is down."""
@@ -209,6 +214,18 @@ class StateTable:
             self._on_change = _ignore
 
         return unsubscribe
+
+    def task_token_key(self) -> bytes:
+        """The server's key for task tokens, kept with the state; made when it is first asked for."""
+        if self.down is not None:
+            raise self.down
+        place = (SERVER, "task-token-key")
+        cell = self.cells.get(place)
+        if cell is None or cell.value is None:
+            cell = StateCell("value", encoding.encode(secrets.token_bytes(32)), 1)
+            self.put(place, cell, lambda error: None)
+        found: bytes = encoding.decode(cell.value or b"")
+        return found
 
     def mark_stateful(self, function: str) -> None:
         """Note that a function has read or changed state, wherever that is kept."""
@@ -458,8 +475,9 @@ def write_changes(db: Session, writes: list[StateWrite]) -> None:
 
 
 def _read_all(db: Session) -> list[kv.KvEntry]:
-    sql = "SELECT scope, name, kind, value, version, changed_us FROM state WHERE scope LIKE ? OR scope LIKE ? OR scope LIKE ?"
-    rows = db.rows(sql, "app/%", "workflow/%", "tenant/%")
+    kinds = ("app/%", "workflow/%", "tenant/%", SERVER)
+    wanted = " OR ".join(["scope LIKE ?"] * len(kinds))
+    rows = db.rows(f"SELECT scope, name, kind, value, version, changed_us FROM state WHERE {wanted}", *kinds)
     return [kv.KvEntry(*row) for row in rows]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lamina.asl import state_semantics, timestamps
+from lamina.asl.document import waits_for_token
 from lamina.asl.errors import PARAMETER_PATH, StateError, runtime_error
 from lamina.asl.evaluation import DATA_LIMIT_BYTES, MAX_WORK, Evaluation, EvaluationBudget, MeasuredSizes, with_item
 from lamina.core.actions import FailCall, ResolveData
@@ -113,7 +114,9 @@ class AslValues:
         wall_us: Callable[[], int] | None = None,
         rng: random.Random | None = None,
         data_bytes: int = DATA_LIMIT_BYTES,
+        token_of: Callable[[str, int], str] = lambda call_id, execution_id: "",
     ) -> None:
+        self._token_of = token_of  #: of a task that waits for a report
         self._data_bytes = data_bytes
         self._decode_stored = decode_stored
         self._wall_us = wall_us or (lambda: time.time_ns() // 1000)
@@ -173,7 +176,8 @@ class AslValues:
         if state["Type"] == "Task" and not _READS_INPUT & state.keys() and len(node.data.get("params") or (INPUT,)) == 1:
             scope_value.task_input = scope_value.value
             return 0, ()
-        at = self._evaluation(run, scope_value, question.attempt)
+        token = self._token_of(run.call_id, question.execution_id) if waits_for_token(state) else ""
+        at = self._evaluation(run, scope_value, question.attempt, token)
         budget = run.budget = at.budget
         value_in = scope_value.value = self._decode(scope_value.value, budget)
         match state["Type"]:
@@ -265,7 +269,7 @@ class AslValues:
             run.scopes.pop(number, None)
         scope_value.children = []
 
-    def _evaluation(self, run: AslRun, scope_value: ScopeValue, attempt: int) -> Evaluation:
+    def _evaluation(self, run: AslRun, scope_value: ScopeValue, attempt: int, token: str = "") -> Evaluation:
         """Surroundings of one evaluation. An input larger than a state may have is not in the context object."""
         budget = EvaluationBudget(self._data_bytes, scope_value.sizes)
         if _encoded_bytes(run.input) <= self._data_bytes:
@@ -279,6 +283,8 @@ class AslValues:
             "State": {"EnteredTime": entered, "Name": scope_value.node, "RetryCount": attempt},
             "StateMachine": {"Id": run.name, "Name": run.name},
         }
+        if token:
+            context["Task"] = {"Token": token}
         return Evaluation(context if scope_value.item is None else with_item(context, *scope_value.item), self._rng, budget)
 
 

@@ -28,6 +28,7 @@ from lamina.values.python_values import JobArguments, PythonValues, failure_of
 from lamina.values.references import ErrorInfo, ShmRef, Stored, ValuesExhausted
 from lamina.values.shm import INLINE_BYTES, ShmPool, ShmReader
 from lamina.values.storage import HeldValues, ValueScope, ValueStorage
+from lamina.values.task_tokens import TaskTokens
 
 
 class RunValues:
@@ -42,7 +43,9 @@ class RunValues:
         rng: random.Random | None = None,
         state_data_bytes: int = DATA_LIMIT_BYTES,
         limit_bytes: int = 2**62,
+        tokens: TaskTokens | None = None,
     ) -> None:
+        self.tokens = tokens or TaskTokens()  #: of steps that wait for a report
         self._limit_bytes = limit_bytes
         self.held_bytes = 0  #: of all runs: inline values, and those in slots of other processes; our own pool counts its slots
         self._held: dict[str, int] = {}  #: and of each
@@ -54,7 +57,7 @@ class RunValues:
         self._fetched_elsewhere: set[str] = set()  #: calls whose results are fetched by the client's front door
         self._storage = ValueStorage(pool, reader, release)
         self._python_values = PythonValues(self._storage)
-        self._asl_values = AslValues(self._storage.decode, wall_us, rng, state_data_bytes)
+        self._asl_values = AslValues(self._storage.decode, wall_us, rng, state_data_bytes, self.tokens.make)
 
     # ------------------------------------------------------------ by the gateway
 
@@ -141,7 +144,11 @@ class RunValues:
             arguments = self._asl_values.arguments(run.asl_run, job.scope, node)
             ready: list[tuple[Leaf, Stored]] = [(("input", name), self._stored(run, value)) for name, value in arguments.items()]
             return JobArguments({name: ["input", name] for name in arguments}, ready)
-        return self._python_values.arguments(run, scope, node)
+        given = self._python_values.arguments(run, scope, node)
+        if node.waits_for_report:
+            token = self.tokens.make(job.call_id, job.execution_id)
+            return JobArguments({**given.args, node.data["token"]: ["value", token]}, given.leaves)
+        return given
 
     def consumers(self, job: JobRef) -> frozenset[str]:
         """Functions that are the only consumers of this job's result; empty if the gateway or a client may read it too."""
@@ -193,7 +200,7 @@ class RunValues:
     def journal_value(self, call_id: str, entry: JournalEntry) -> bytes | None:
         """Value to journal with an entry: the result of a step, or the details of its failure."""
         run = self._runs.get(call_id)
-        if run is None or entry.kind == "due":
+        if run is None or entry.kind in ("due", "waits"):
             return None
         if entry.kind == "failed":
             error = run.errors.get((entry.scope, entry.node))

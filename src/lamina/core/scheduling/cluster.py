@@ -82,7 +82,7 @@ class Cluster:
                 instance.id,
                 device.spec.id,
                 slot.mask,
-                tuple([JobRef(job.id, job.run.call.id, job.scope, job.node) for job in jobs]),
+                tuple([JobRef(job.id, job.run.call.id, job.scope, job.node, job.execution_id) for job in jobs]),
                 predicted_us,
                 behind.id if behind is not None else 0,
                 decision.why,

@@ -107,6 +107,11 @@ class Job(Struct, eq=False):
         self.state = PARKED
         self.batch_id = 0
 
+    def await_report(self) -> None:
+        """Neither wait nor run, until its outcome is reported from outside."""
+        self.state = JobState.AWAITING
+        self.batch_id = 0
+
     def blame(self, batch_size: int, *, alone: bool) -> None:
         """Its batch killed a worker: half as many together next time. `alone`: there was no other job it could have been."""
         if batch_size > 1:
@@ -183,6 +188,11 @@ class ActiveCall:
     def end(self) -> None:
         """Its ending has been said."""
         self.state = RunState.ENDED
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a job of it is to run here: one that waits for a report from outside takes nothing."""
+        return any(job.state is not JobState.AWAITING for job in self.jobs.values())
 
     @property
     def is_pending(self) -> bool:

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Mapping
 
 from lamina.core.actions import Action, FailCall, Reject, ResolveData
-from lamina.core.events import CallRecovered, DataResolved, Heartbeat
-from lamina.core.lifecycle import NodeState, RunState
+from lamina.core.events import CallRecovered, DataResolved, Heartbeat, TaskReported
+from lamina.core.lifecycle import JobState, NodeState, RunState
 from lamina.core.policy import View
 from lamina.core.scheduling.calls import CallRegistry, Tenancy
 from lamina.core.scheduling.jobs import ActiveCall, Job, RunDefects
@@ -134,10 +134,42 @@ class WorkflowEngine:
 
     def on_job_succeeded(self, run: ActiveCall, job: Job, batch: Batch) -> None:
         assert isinstance(run, WorkflowRun)
-        if run.durable:
+        execution = run.executions.get(job.execution_id)
+        if execution is not None and isinstance(execution.node, Task) and execution.node.waits_for_report:
+            if run.durable:
+                self.journal.record_outcome(run, job, batch, waits=True)
+            else:
+                self.await_report(run, job)
+        elif run.durable:
             self.journal.record_outcome(run, job, batch)
         else:
             self.apply_success(run, job)
+
+    def await_report(self, run: WorkflowRun, job: Job) -> None:
+        """The function of a step has returned; the step ends when its outcome is reported."""
+        run.add_job(job)
+        job.await_report()
+
+    def on_task_reported(self, event: TaskReported) -> None:
+        """End a step by its report, also while its function still runs. A second report finds no step, and does nothing."""
+        run = self._state.runs.get(event.call_id)
+        execution = run.executions.get(event.execution_id) if isinstance(run, WorkflowRun) else None
+        job = run.jobs.get(execution.job_id) if run is not None and execution is not None else None
+        if not isinstance(run, WorkflowRun) or execution is None or job is None or run.is_replaying:
+            return
+        node = execution.node
+        if not isinstance(node, Task) or not node.waits_for_report or job.state is JobState.PARKED:
+            return
+        if job.state is not JobState.AWAITING:
+            self._calls.drop_job(run, job)
+        if run.durable:
+            self.journal.record_outcome(run, job, None, event.error, event.name)
+        else:
+            run.remove_job(job)
+            if event.error:
+                self.apply_failure(run, job, event.error, event.name)
+            else:
+                self.apply_success(run, job)
 
     def on_job_failed(self, run: ActiveCall, job: Job, error: str, name: str = "", batch: Batch | None = None) -> None:
         assert isinstance(run, WorkflowRun)
@@ -256,7 +288,7 @@ class WorkflowEngine:
     def _enter_node(self, run: WorkflowRun, scope: Scope, node: Node) -> None:
         """Begin a node that has its tokens."""
         if isinstance(node, Task):
-            if node.error_policy is None and not node.resolves_data:
+            if node.error_policy is None and not node.resolves_data and not node.waits_for_report:
                 self._queue_job(run, scope.id, node)
                 return
         elif isinstance(node, Choice) or (
@@ -357,7 +389,7 @@ class WorkflowEngine:
     def has_begun(self, run: WorkflowRun, execution: NodeExecution) -> bool:
         job = run.jobs.get(execution.job_id)
         batch = self._state.batches.get(job.batch_id) if job is not None else None
-        return batch is not None and batch.started_us >= 0
+        return (job is not None and job.state is JobState.AWAITING) or (batch is not None and batch.started_us >= 0)
 
     def timed_out(self, run: WorkflowRun, execution: NodeExecution, purpose: str) -> None:
         name = HEARTBEAT_TIMEOUT if purpose == "heartbeat" else TIMEOUT

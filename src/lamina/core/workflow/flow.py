@@ -46,6 +46,7 @@ class Task(Struct, frozen=True, tag=True, rename=ON_DISK):
     error_policy: ErrorPolicy | None = None
     resolves_data: bool = False
     potential_next: tuple[str, ...] = ()  #: where else its result may send the token
+    waits_for_report: bool = False  #: it ends when its outcome is reported by its token, not when its function returns
 
 
 class Each(Struct, frozen=True, tag=True, rename=ON_DISK):
@@ -172,7 +173,7 @@ class Flow(Struct, frozen=True, dict=True):
         """The only node, if it is a plain task: a function, which is most calls."""
         if len(self.nodes) == 1 and not self.timeout_us and not self.competing:
             node = next(iter(self.nodes.values()))
-            if isinstance(node, Task) and not (node.next or node.error_policy or node.resolves_data):
+            if isinstance(node, Task) and not (node.next or node.error_policy or node.resolves_data or node.waits_for_report):
                 return node
         return None
 
@@ -194,7 +195,8 @@ class Flow(Struct, frozen=True, dict=True):
         for name, node in self.nodes.items():
             if isinstance(node, Task) and len(node.next) == 1 and not (node.error_policy or node.resolves_data):
                 after = self.nodes[node.next[0]]
-                if isinstance(after, Task) and after.tokens_needed == 1 and not (after.error_policy or after.resolves_data):
+                is_plain = isinstance(after, Task) and not (after.error_policy or after.resolves_data or after.waits_for_report)
+                if isinstance(after, Task) and after.tokens_needed == 1 and is_plain:
                     found[name] = after
         return found
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from lamina.core.actions import Action, AppendJournal
 from lamina.core.events import Journaled, ReplayDone
+from lamina.core.lifecycle import JobState
 from lamina.core.scheduling.calls import CallRegistry
 from lamina.core.scheduling.jobs import Job
 from lamina.core.scheduling.state import Batch, Clock, ControllerState
@@ -33,13 +34,18 @@ class RunJournal:
         self._calls = calls
         self._out = out
 
-    def record_outcome(self, run: WorkflowRun, job: Job, batch: Batch | None, error: str = "", name: str = "") -> None:
-        """Journal the outcome of a job."""
+    def record_outcome(
+        self, run: WorkflowRun, job: Job, batch: Batch | None, error: str = "", name: str = "", *, waits: bool = False
+    ) -> None:
+        """Journal the outcome of a job; `waits`: its function has returned, and its outcome is to be reported."""
         run.add_job(job)
-        job.park()
+        if waits:  # nothing follows from it, so a report need not wait for the entry
+            job.await_report()
+        else:
+            job.park()
         execution = run.executions.get(job.execution_id)
         entry = JournalEntry(
-            "failed" if error else "done",
+            "waits" if waits else "failed" if error else "done",
             self._clock.run_us,
             job.scope,
             job.node,
@@ -80,10 +86,13 @@ class RunJournal:
             self._apply_timer(run, entry)
             return
         job = run.take_replay_job(entry.execution_key) if run.is_replaying else run.jobs.get(entry.job_id)
-        if job is None:
+        if job is None or (entry.kind == "waits" and not run.is_replaying):
             return
         run.remove_job(job)
-        if entry.kind == "done":
+        if entry.kind == "waits":
+            self._engine.await_report(run, job)
+            run.add_replay_job(job)  # its report may follow
+        elif entry.kind == "done":
             self._engine.apply_success(run, job)
         else:
             self._engine.apply_failure(run, job, entry.error, entry.name)
@@ -104,7 +113,8 @@ class RunJournal:
             return
         run.replay_done()
         for job in run.jobs.values():
-            self._calls.unpark(job)
+            if job.state is not JobState.AWAITING:
+                self._calls.unpark(job)
         for execution in run.executions.values():
             if execution.attempt_started_us < redriven_us:
                 limits_us: dict[TimerPurpose, int] = {"timeout": execution.timeout_us, "heartbeat": execution.heartbeat_us}

@@ -1,4 +1,4 @@
-"""Journal entries of a durable run: outcomes of its jobs, and timers that were due.
+"""Journal entries of a durable run: outcomes of its jobs, steps that wait for a report, and timers that were due.
 
 A run moves on by these alone: all data it asks for follows from them and its inputs. So a store that writes them down before
 they take effect, in their order, can bring the run back to where it was: begin it again, and replay them.
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 
 class JournalEntry(Struct, frozen=True, array_like=True):
-    kind: Literal["done", "failed", "due"]
+    kind: Literal["done", "failed", "due", "waits"]
     at_us: int
     scope: int
     node: str

@@ -1,9 +1,9 @@
 """Routes of durable runs, `/v1/runs`: accepted with 202, read, awaited, cancelled and retried; and their history.
 
 The history of a run is its journal as events in the order of time, for people and plots. An event has a `kind` ("accepted",
-"began", "step", "wait", "pause", "timeout", "tried-again", "ended"), and microseconds since 1970. Steps have `queued_us`,
-`began_us`, `ended_us`, their slice and batch size; `undone` ones failed the run and were tried again. With `?values=1` they have
-their `value` as well, as text.
+"began", "step", "waits" for a report, "wait", "pause", "timeout", "tried-again", "ended"), and microseconds since 1970. Steps
+have `queued_us`, `began_us`, `ended_us`, their slice and batch size; `undone` ones failed the run and were tried again. With
+`?values=1` they have their `value` as well, as text.
 """
 
 from __future__ import annotations
@@ -347,6 +347,10 @@ def _event(kept: JournalRow) -> dict[str, Any]:
     if note.kind == "due":
         event["kind"] = "timeout" if note.purpose != "resume" else "pause" if note.attempt else "wait"
         event |= {"began_us": note.queued_us, "ended_us": note.at_us}
+        return event
+    if note.kind == "waits":
+        event["kind"] = "waits"
+        event |= {"function": note.function, "queued_us": note.queued_us, "ended_us": note.at_us}
         return event
     event |= {"function": note.function, "ok": note.kind == "done", "queued_us": note.queued_us, "ended_us": note.at_us}
     if note.began_us:
