@@ -154,6 +154,6 @@ def test_in_overload_a_call_without_a_goal_waits_and_one_with_a_goal_is_shed(
     """Its fair share comes later than it has time for, whatever that is."""
     script.given(a_function(), policy=frontier.Policy(), takes={"f": 10 * MS}, engine=True)
     shedder = "lamina.policies.frontier.load_shedding.LoadShedder"
-    with patch(f"{shedder}.on_call_arrived", lambda *_: 10**15), patch(f"{shedder}.is_tight", lambda *_: True):
+    with patch(f"{shedder}.on_call_arrived", lambda *_: 2**63), patch(f"{shedder}.is_tight", lambda *_: True):
         said = script.arrives("c", within_us=within_us) if within_us else script.arrives("c")
     assert any(isinstance(one, Reject) for one in said) == is_shed

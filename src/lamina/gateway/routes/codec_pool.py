@@ -47,6 +47,9 @@ INLINE_BYTES = 64 * 2**10
 FLAT_BYTES = 4 * 2**20
 """JSON up to this size is handled in place if it has few parts."""
 
+PIECE_TEXT_BYTES = 384 * 2**10
+"""Of a list, dict or array that a function yields: up to this much, text is made of it."""
+
 MAX_PARTS = 20_000
 MAX_FIELDS = 1_000
 _LENGTH_DELIMITED, _RAW_INPUT_CONTENTS = 2, 7  #: in protobuf, and in the protocol's requests
@@ -143,6 +146,8 @@ def is_heavy_request(request: HttpRequest) -> bool:
     if len(body) <= INLINE_BYTES:
         return False
     kind = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind == http_codec.FORM and body.count(b"%") > MAX_PARTS:  # each is taken apart by itself
+        return True
     if kind in (http_codec.JSON, b"", http_codec.FORM):
         return is_heavy_json(body)
     if kind == http_codec.VALUE:
@@ -159,6 +164,11 @@ def is_heavy_result(blob: encoding.Blob, accept: bytes) -> bool:
     if len(blob) <= INLINE_BYTES or http_codec.VALUE in accept or encoding.is_flat_response(blob):
         return False
     return not _is_leaf(blob[0]) or blob[0] in _EXTENSIONS or (len(blob) > FLAT_BYTES and blob[0] in _TEXTS)
+
+
+def is_heavy_piece(blob: encoding.Blob) -> bool:
+    """Whether making text of a piece of a stream would take the loop too long. Pieces go out in their order, at once."""
+    return len(blob) > PIECE_TEXT_BYTES and (not _is_leaf(blob[0]) or blob[0] in _EXTENSIONS)
 
 
 def is_heavy_message(message: bytes) -> bool:

@@ -153,11 +153,17 @@ def encode_result(blob: encoding.Blob, accept: bytes) -> tuple[int, bytes, bytes
         raise FunctionFailed(f"its result: {error.message}", error="BadValue", hint=hint) from None
 
 
+OWN_ORIGIN = b"content-security-policy: sandbox allow-scripts; frame-ancestors 'none'\r\nreferrer-policy: no-referrer\r\n"
+"""Headers of a response that a function has made: where a browser shows it as a page, it is one of an origin of its own. What it
+runs cannot use the server as the user of the browser, and a policy of the function's own can only forbid more."""
+
+
 def response_parts(response: encoding.Response) -> tuple[int, bytes, bytes, bytes]:
     """Status, body, content type and header lines of a function's own response."""
     body, kind = response.content()
     lines = "".join(f"{name}: {value}\r\n" for name, value in response.headers.items())
-    return response.status, b"" if response.status in (204, 304) else body, kind.encode("latin-1"), lines.encode("latin-1")
+    empty = response.status in (204, 304)
+    return response.status, b"" if empty else body, kind.encode("latin-1"), OWN_ORIGIN + lines.encode("latin-1")
 
 
 def reply_headers(reply: Reply) -> bytes:

@@ -28,7 +28,7 @@ from lamina.gateway.routes.calls import CallHandler
 from lamina.gateway.routes.http_codec import JSON, MAX_PARTS, DecodedBody, FormField, form_values
 from lamina.gateway.routes.problems import HttpProblem, error_problem
 from lamina.gateway.routes.request_options import OPTION_HEADERS
-from lamina.gateway.routes.streaming import NO_RESULT, ServerSentEvents
+from lamina.gateway.routes.streaming import NO_RESULT, ServerSentEvents, piece_value
 from lamina.gateway.routes.targets import CallTarget, TargetRegistry
 from lamina.sdk.binding import Param, bind, bind_named
 from lamina.server.exchange import Exchange, HttpRequest
@@ -76,7 +76,7 @@ class SocketSession(Exchange):
         if self.response is not None:
             return
         try:
-            value = encoding.decode(blob)
+            value = piece_value(blob)
             message = value if isinstance(value, bytes) else encoding.to_json(value).decode()
         except LaminaError as error:
             self._close(INTERNAL_ERROR, reason_of(error_problem(error)))

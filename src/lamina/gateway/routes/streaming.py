@@ -6,13 +6,28 @@ returns has one event. What fails before the first event is a response like any 
 
 from __future__ import annotations
 
+from typing import Any
+
 from lamina import encoding
-from lamina.errors import LaminaError
+from lamina.errors import FunctionFailed, LaminaError
+from lamina.gateway.routes.codec_pool import PIECE_TEXT_BYTES, is_heavy_piece
 from lamina.gateway.routes.http_codec import BYTES
 from lamina.sdk import stream_codec
 from lamina.server.exchange import Exchange
 
 NO_RESULT = (b"null", encoding.encode(None))
+
+
+def piece_value(blob: encoding.Blob) -> Any:
+    """A value that a function has yielded, to make text of; one that would take too long is an error of the function's."""
+    if is_heavy_piece(blob):
+        hint = "yield less at a time, or read the stream with lamina.Client, which takes values as they are"
+        raise FunctionFailed(f"it has yielded {len(blob)} bytes at once; {PIECE_TEXT_BYTES} are sent as text", hint=hint)
+    return encoding.decode(blob)
+
+
+def piece_text(blob: encoding.Blob) -> bytes:
+    return encoding.to_json(piece_value(blob))
 
 
 class ServerSentEvents(Exchange):
@@ -27,7 +42,7 @@ class ServerSentEvents(Exchange):
 
     def send_value(self, blob: encoding.Blob) -> None:
         try:
-            text = encoding.to_json(encoding.decode(blob))
+            text = piece_text(blob)
         except LaminaError as error:
             self._send_event(b"error", encoding.to_json({"detail": error.message}))
         else:

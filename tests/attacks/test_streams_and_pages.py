@@ -1,0 +1,59 @@
+"""Forms, streams and pages of functions: what they cost the loop, and what a browser makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lamina import encoding
+from lamina.errors import FunctionFailed
+from lamina.gateway.routes.codec_pool import MAX_PARTS, PIECE_TEXT_BYTES, is_heavy_piece, is_heavy_request
+from lamina.gateway.routes.http_codec import encode_result
+from lamina.gateway.routes.streaming import ServerSentEvents, piece_value
+from lamina.server.exchange import HttpRequest
+
+
+def a_form(body: bytes) -> HttpRequest:
+    return HttpRequest("POST", b"/", b"", {b"content-type": b"application/x-www-form-urlencoded"}, body, True)
+
+
+def test_a_form_of_many_escapes_is_taken_apart_elsewhere():
+    """Each is split off by itself: four megabytes of them held the loop for 280 ms."""
+    assert is_heavy_request(a_form(b"x=" + b"%41" * (MAX_PARTS + 10_000)))
+    assert not is_heavy_request(a_form(b"x=" + b"a" * 100_000)) and not is_heavy_request(a_form(b"x=%41"))
+
+
+def test_a_large_piece_of_a_stream_is_not_made_text_of_on_the_loop():
+    lists = encoding.encode([[] for _ in range(PIECE_TEXT_BYTES + 1)])
+    assert is_heavy_piece(lists)
+    with pytest.raises(FunctionFailed, match="yielded"):
+        piece_value(lists)
+    for small in ("x" * (PIECE_TEXT_BYTES + 1), bytes(PIECE_TEXT_BYTES + 1), [[]] * 1_000):
+        assert piece_value(encoding.encode(small)) == small
+
+
+def test_a_client_is_told_that_a_piece_was_too_large():
+    sent: list[bytes] = []
+
+    class Client:
+        is_streaming = True
+
+        def send_chunk(self, piece: bytes) -> None:
+            sent.append(piece)
+
+    real: Any = Client()
+    ServerSentEvents(real).send_value(encoding.encode([[] for _ in range(PIECE_TEXT_BYTES + 1)]))
+    assert sent[0].startswith(b"event: error\ndata: ") and b"yielded" in sent[0]
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/html", " Text/HTML", "image/svg+xml", "application/xhtml+xml", "text/xml", "text/javascript"]
+)
+def test_whatever_a_function_answers_is_no_page_of_the_server_s_origin(kind: str):
+    """A page of the server's origin could use it as the user of the browser: on loopback that is the operator. Scripts of a
+    page could be another answer of the function's."""
+    blob = encoding.encode(encoding.Response("<script>", content_type=kind, headers={"content-security-policy": "default-src *"}))
+    _, _, _, lines = encode_result(blob, b"")
+    assert lines.startswith(b"content-security-policy: sandbox allow-scripts; frame-ancestors 'none'\r\n")
+    assert b"allow-same-origin" not in lines
