@@ -179,7 +179,7 @@ class LeaderSession:
         self.beats: BeatThread | None = None
         self.key: TicketKey | None = None
         self.welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.held: set[tuple[str, int]] = set()  #: results that the leader may still need
+        self.held: dict[tuple[str, int], int] = {}  #: results that the leader may still need, with their serials
         self.jobs: dict[int, int] = {}  #: this agent's number of a job, by the leader's
         self.batches: dict[int, _Batch] = {}  #: by the leader's number
         self._agent = agent
@@ -341,7 +341,9 @@ class Agent:
         self._shared.trace(lambda job, batch_id: self._values.origin(job), self._on_spans)
         await self._engine.start(self._on_event, self._values, self._deadline_us)
         tls = config.tls.for_server()
-        self._data_port = DataPort(self._references.directory.path, config.host, config.port, tls, only_own=not config.token)
+        self._data_port = DataPort(
+            *(self._references.directory.path, config.host, config.port, tls), self._is_held, only_own=not config.token
+        )
         lag = asyncio.create_task(self._track_lag())
         seek = asyncio.create_task(self._stay_joined(on_joined))
         waits = [asyncio.create_task(event.wait()) for event in (stop, self._done)]
@@ -517,6 +519,11 @@ class Agent:
                 del self._instances[instance.local]
                 self._engine.perform(Unload(instance.local))
 
+    def _is_held(self, owner: str, slot: int, serial: int) -> bool:
+        """Whether a result is still what a ticket was made for; asked by threads of the data port."""
+        session = self.session
+        return session is not None and session.held.get((owner, slot)) == serial
+
     # --------------------------------------------------------------------- frames
 
     def on_frame(self, session: LeaderSession, frame: Any) -> None:
@@ -558,7 +565,7 @@ class Agent:
             case ReleaseValues():
                 for owner, slot in frame.slots:
                     if (owner, slot) in session.held:
-                        session.held.discard((owner, slot))
+                        del session.held[owner, slot]
                         self._references.release(ShmRef(owner, slot, 0))
             case StateAnswer():
                 self._state.on_answer(frame.question, frame.cell)
@@ -806,8 +813,8 @@ class Agent:
         for found in self._forget_batch(batch):
             if isinstance(found, ShmRef):
                 if is_current:
-                    session.held.add((found.owner, found.slot))
-                    results.append(NodeRef("", found.owner, found.slot, found.size, found.start))
+                    serial = session.held[found.owner, found.slot] = self._next_number()
+                    results.append(NodeRef("", found.owner, found.slot, found.size, found.start, serial=serial))
                 else:
                     self._references.release(found)
             elif found is None:  # dropped

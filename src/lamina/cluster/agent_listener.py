@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from lamina.cluster.credentials import JoinDenied, TicketKey, TlsFiles, proof, proves
-from lamina.cluster.data_port import DataPort, join_address
+from lamina.cluster.data_port import DataPort, IsCurrent, join_address
 from lamina.cluster.frame_link import FrameLink
 from lamina.cluster.messages import (
     PROTOCOL,
@@ -41,8 +41,8 @@ from lamina.server.listener import Listener, listen
 
 log = logging.getLogger("lamina")
 
-MAX_STRANGERS = 64
-"""Connections that have not introduced themselves yet."""
+MAX_STRANGERS = 256
+"""Connections that have not introduced themselves yet: a hundred agents may come at once, with two each."""
 
 MAX_NODES = 4_096
 MAX_FRONTS = 256
@@ -131,12 +131,11 @@ class AgentListener:
 
         return socket.gethostname()
 
-    async def start(self, folder: str) -> None:
-        """Listen. `folder` is where the slots of this server are."""
+    async def start(self, folder: str, is_current: IsCurrent = lambda owner, slot, serial: True) -> None:
+        """Listen. `folder` is where the slots of this server are, `is_current` says which values are there."""
         config = self._config
-        self._data_port = DataPort(
-            folder, config.host, config.port + 1 if config.port else 0, config.tls.for_server(), only_own=not config.token
-        )
+        port = config.port + 1 if config.port else 0
+        self._data_port = DataPort(folder, config.host, port, config.tls.for_server(), is_current, only_own=not config.token)
         try:
             self._listener = await listen(self._new_link, config.host, config.port, ssl=config.tls.for_server())
         except OSError:

@@ -100,7 +100,7 @@ class ClusterEngine(CompositeEngine):
             threads=self._threads,
             machine_of_owner={},
         )
-        await self.listener.start(self.references.directory.path)
+        await self.listener.start(self.references.directory.path, self.references.is_current)
         self._spawn(self._prepare_package())
         self._spawn(self._release_values())
 

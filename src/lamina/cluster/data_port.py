@@ -18,6 +18,7 @@ import stat
 import struct
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from lamina.cluster.credentials import TICKET_BYTES, TicketKey
@@ -29,9 +30,11 @@ from lamina.values.shm_directory import BadSlot, slot_path, spill_path
 log = logging.getLogger("lamina")
 
 _MAGIC = b"LMD1"
-_ASKED = struct.Struct("<4s32sIQQQ")
-"""Magic, owner, slot, start, size, until when (seconds since 1970)."""
+_ASKED = struct.Struct("<4s32sIQQQQ")
+"""Magic, owner, slot, start, size, serial of the value, until when (seconds since 1970)."""
 REQUEST_BYTES = _ASKED.size + TICKET_BYTES
+_END = b"\x01"
+"""Behind a value that was there to its last byte."""
 _HEAD = struct.Struct("<q")
 """How many bytes follow; less than zero: none, and why."""
 
@@ -61,23 +64,39 @@ class FetchFailed(LaminaError):
     code = "fetch-failed"
 
 
-def make_request(key: TicketKey, owner: str, slot: int, start: int, size: int) -> bytes:
+def make_request(key: TicketKey, owner: str, slot: int, start: int, size: int, serial: int = 0) -> bytes:
     """Ticket for one value: what a client sends to get it. Made by the leader alone."""
-    asked = _ASKED.pack(_MAGIC, owner.encode(), slot, start, size, int(time.time()) + TICKET_S)
+    asked = _ASKED.pack(_MAGIC, owner.encode(), slot, start, size, serial, int(time.time()) + TICKET_S)
     return asked[-8:] + key.sign(asked)
 
 
 def _request_of(ref: NodeRef) -> bytes:
     until, ticket = ref.ticket[:8], ref.ticket[8:]
-    return _ASKED.pack(_MAGIC, ref.owner.encode(), ref.slot, ref.start, ref.size, int.from_bytes(until, "little")) + ticket
+    named = (ref.owner.encode(), ref.slot, ref.start, ref.size, ref.serial)
+    return _ASKED.pack(_MAGIC, *named, int.from_bytes(until, "little")) + ticket
+
+
+IsCurrent = Callable[[str, int, int], bool]
+"""Whether the value with this serial is still in a slot of this owner. Asked in threads of the port."""
 
 
 class DataPort:
-    """Listener for values of one process' slots. `key` says which ticket is good now; None: none is."""
+    """Listener for values of one process' slots. `key` says which ticket is good now; None: none is. A ticket outlives no value:
+    where `is_current` says that another one is in its slot by now, nothing is sent."""
 
-    def __init__(self, folder: str, host: str, port: int, tls: ssl.SSLContext | None = None, *, only_own: bool = False) -> None:
+    def __init__(
+        self,
+        folder: str,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+        is_current: IsCurrent = lambda owner, slot, serial: True,
+        *,
+        only_own: bool = False,
+    ) -> None:
         """`only_own`: only processes of this user are served, for without a join token any other could make tickets."""
         self._folder = folder
+        self._is_current = is_current
         self._tls = tls
         self._only_own = only_own
         self._key: TicketKey | None = None
@@ -146,12 +165,16 @@ class DataPort:
     def _answer(self, peer: socket.socket, asked: bytes) -> bool:
         """Answer one request; False: this client is not spoken to any more."""
         body, ticket, key = asked[: _ASKED.size], asked[_ASKED.size :], self._key
-        magic, owner, slot, start, size, until_s = _ASKED.unpack(body)
+        magic, owner, slot, start, size, serial, until_s = _ASKED.unpack(body)
         if magic != _MAGIC or key is None or not key.allows(body, ticket) or until_s + SKEW_S < time.time():
             peer.sendall(_HEAD.pack(_DENIED))
             return False
+        name = owner.rstrip(b"\0").decode()
+        if not self._is_current(name, slot, serial):
+            peer.sendall(_HEAD.pack(_MISSING))
+            return True
         try:
-            file = _open_slot(self._folder, owner.rstrip(b"\0").decode(), slot, start + size)
+            file = _open_slot(self._folder, name, slot, start + size)
         except (BadSlot, OSError):
             peer.sendall(_HEAD.pack(_MISSING))
             return True
@@ -159,6 +182,9 @@ class DataPort:
             peer.settimeout(STALL_S)
             peer.sendall(_HEAD.pack(size))
             _send(peer, file, start, size)
+            if not self._is_current(name, slot, serial):
+                raise OSError("the value has changed while it was sent")  # what came may be of two: the client must not use it
+            peer.sendall(_END)
             peer.settimeout(IDLE_S)
         finally:
             os.close(file)
@@ -256,6 +282,8 @@ class DataClient:
             if not got:
                 raise ConnectionResetError("the connection has ended in the middle of a value")
             at += got
+        if _receive(peer, len(_END)) != _END:
+            raise ConnectionResetError("the value was gone before it was sent")
 
     def _connect(self, address: str) -> tuple[socket.socket, bool]:
         with self._lock:
@@ -291,7 +319,7 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def ref_for(key: TicketKey, address: str, ref: ShmRef) -> NodeRef:
+def ref_for(key: TicketKey, address: str, ref: ShmRef, serial: int = 0) -> NodeRef:
     """Reference to a slot for another machine, with its ticket."""
-    ticket = make_request(key, ref.owner, ref.slot, ref.start, ref.size)
-    return NodeRef(address, ref.owner, ref.slot, ref.size, ref.start, ticket)
+    ticket = make_request(key, ref.owner, ref.slot, ref.start, ref.size, serial)
+    return NodeRef(address, ref.owner, ref.slot, ref.size, ref.start, ticket, serial)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from lamina.errors import LoadFailed
@@ -22,11 +24,16 @@ from lamina.sdk.model_bundle import is_bundle
 from lamina.values.references import ShmRef
 from lamina.values.slot_refs import SlotReferences
 
+log = logging.getLogger("lamina")
+
 Pack = Callable[[Path, bool], tuple[bytes, str]]
 """Zip of an app's file with its folder, all of it or Python files alone; and the file's name in it."""
 Unpack = Callable[[bytes, Path], Awaitable[None]]
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+FILES = ".files"
+"""Ending of the list of a package's files with their hashes, beside its folder."""
+
 KEPT_PACKAGES = 50
 """Unpacked packages of before that an agent keeps when it starts."""
 
@@ -78,13 +85,14 @@ class PackageStore:
     def __init__(self, folder: Path, unpack: Unpack) -> None:
         self._folder, self._unpack = folder, unpack
         self._locks: dict[str, asyncio.Lock] = {}
+        self._checked: dict[str, dict[str, tuple[int, int]]] = {}  #: by package: size and time of its files when they were right
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name in os.listdir(folder):  # of a life that ended while it unpacked
-            if not _SHA256.fullmatch(name):
+            if not _SHA256.fullmatch(name) and not _SHA256.fullmatch(name.removesuffix(FILES)):
                 shutil.rmtree(folder / name, ignore_errors=True)
-        known = sorted((path for path in folder.iterdir()), key=lambda path: path.stat().st_mtime)
+        known = sorted((path for path in folder.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
         for path in known[:-KEPT_PACKAGES]:
-            shutil.rmtree(path, ignore_errors=True)
+            self._remove(path.name)
 
     def stored(self) -> list[str]:
         return sorted(name for name in os.listdir(self._folder) if _SHA256.fullmatch(name))
@@ -99,7 +107,10 @@ class PackageStore:
             raise LoadFailed(f"{sha256[:80]!r} is no SHA-256")
         async with self._locks.setdefault(sha256, asyncio.Lock()):
             if (self._folder / sha256).is_dir():
-                return False
+                if await asyncio.to_thread(self._is_unchanged, sha256):
+                    return False
+                log.warning("package %s was changed on disk: it is fetched again", sha256[:12])
+                self._remove(sha256)
             content = await fetch()
             found = await asyncio.to_thread(lambda: hashlib.sha256(content).hexdigest())
             if found != sha256:
@@ -110,9 +121,45 @@ class PackageStore:
             fresh = self._folder / f"new-{os.urandom(6).hex()}"
             try:
                 await self._unpack(content, fresh)
+                digests = await asyncio.to_thread(_digests, fresh)
+                (self._folder / f"{sha256}{FILES}").write_bytes(msgspec.json.encode(digests))
                 os.rename(fresh, self._folder / sha256)
             except BaseException:
                 with contextlib.suppress(OSError):
                     shutil.rmtree(fresh, ignore_errors=True)
                 raise
             return True
+
+    def _remove(self, sha256: str) -> None:
+        self._checked.pop(sha256, None)
+        shutil.rmtree(self._folder / sha256, ignore_errors=True)
+        (self._folder / f"{sha256}{FILES}").unlink(missing_ok=True)
+
+    def _is_unchanged(self, sha256: str) -> bool:
+        """Whether the files of a package are those that were unpacked: by their hashes once, by size and time after that. What
+        was added to its folder, such as compiled modules, is not asked about."""
+        folder = self._folder / sha256
+        try:
+            digests = msgspec.json.decode((self._folder / f"{sha256}{FILES}").read_bytes(), type=dict[str, str])
+            stamps = {name: _stamp(folder / name) for name in digests}
+            if stamps != self._checked.get(sha256):
+                if any(_digest(folder / name) != digest for name, digest in digests.items()):
+                    return False
+                self._checked[sha256] = stamps
+        except (OSError, msgspec.MsgspecError):
+            return False
+        return True
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): _digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns

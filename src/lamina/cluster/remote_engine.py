@@ -169,7 +169,8 @@ class RemoteEngine:
             return
         if self._instances.get(action.instance) is not instance or self._is_closed:
             return  # unloaded meanwhile
-        ref = ref_for(self._key, self._own_address, package.ref) if package.sha256 not in self.packages else None
+        serial = self._parts.references.serial(package.ref)
+        ref = ref_for(self._key, self._own_address, package.ref, serial)  # also if it has it: it may have been changed there
         code = AppOnNode(package.sha256, package.entry, ref, source.app, source.tenant, source.user)
         environment = shared.environment(action.function)
         device = action.device.removeprefix(f"{self.node}.")
@@ -255,7 +256,7 @@ class RemoteEngine:
             return found
         if host is not None:
             return host.reference(found, self.values)
-        return ref_for(self._key, self._own_address, found)
+        return ref_for(self._key, self._own_address, found, self._parts.references.serial(found))
 
     # -------------------------------------------------------------------- frames
 
@@ -288,6 +289,8 @@ class RemoteEngine:
             case PackageStored():
                 self.packages.add(frame.sha256)
             case ReadState():
+                if not any(one.load.function == frame.function for one in self._instances.values()):
+                    raise FrameError(f"{self.node} asks for state of a function that it does not run")
                 place = self._parts.state.resolve_key(frame.function, frame.call_id, frame.scope, frame.key)
                 self._link.send(StateAnswer(frame.question, self._parts.state.read(place)))
             case CommitState():
@@ -401,7 +404,9 @@ class RemoteEngine:
         if batch is None or not is_permitted or not self._batches.is_wanted(batch.action.jobs[0].id):
             self._link.send(CommitAnswer(frame.question, True))  # to no effect: its result is not wanted
             return
-        verdict = self._parts.state.commit(frame.function, frame.step, changes.reads, changes.ops)
+        job = batch.action.jobs[0]  # what the frame says of it is not asked: a node changes what its batch may change
+        step = (job.call_id, job.scope, job.node)
+        verdict = self._parts.state.commit(batch.action.function, step, changes.reads, changes.ops)
         error = ErrorInfo(type(verdict).__name__, verdict.message) if isinstance(verdict, LaminaError) else None
         self._link.send(CommitAnswer(frame.question, verdict is True, error))
         if verdict is True:

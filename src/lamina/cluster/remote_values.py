@@ -68,7 +68,7 @@ class RemoteValues:
         """A value of this machine, for another one or for itself."""
         there = self._values[ref.slot]
         address = "" if receiver is self else self.address
-        ticket = make_request(self._key, there.owner, there.slot, ref.start, ref.size) if address else b""
+        ticket = make_request(self._key, there.owner, there.slot, ref.start, ref.size, there.serial) if address else b""
         return structs.replace(there, address=address, size=ref.size, start=ref.start, ticket=ticket)
 
     def missing(self, action: StartBatch) -> list[DeviceRef]:
@@ -101,7 +101,7 @@ class RemoteValues:
     def bring(self, there: NodeRef, then: Callable[[bytes | ShmRef | ErrorInfo], None]) -> None:
         """Fetch a value into a slot of the leader's own, in a thread."""
         parts = self._parts
-        ticket = make_request(self._key, there.owner, there.slot, there.start, there.size)
+        ticket = make_request(self._key, there.owner, there.slot, there.start, there.size, there.serial)
         asked = structs.replace(there, address=self.address, ticket=ticket)
         reserved = parts.references.pool.reserve(there.size)
         room: memoryview | bytearray = reserved[1] if reserved is not None else bytearray(there.size)

@@ -51,6 +51,7 @@ class NodeRef(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, 
     size: Natural
     start: Natural = 0
     ticket: bytes = b""
+    serial: Natural = 0  #: of the value in its slot, which others will be in; 0: it is not told
 
 
 Stored = bytes | ShmRef | DeviceRef

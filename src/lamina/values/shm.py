@@ -115,6 +115,8 @@ class ShmPool(RefCountedSlots):
         self._idle: dict[int, list[int]] = {}  #: size of a slot -> numbers, the last used last
         self._spare: dict[int, int] = {}  #: size of a slot -> the least that were idle since the last trim
         self._busy: set[int] = set()
+        self._serials: dict[int, int] = {}  #: of the value in each slot that has one
+        self._values_made = 0
         self._next = 0
 
     def put(self, data: bytes | bytearray | memoryview) -> ShmRef | None:
@@ -150,7 +152,13 @@ class ShmPool(RefCountedSlots):
             if slot is None:
                 return None
         self._busy.add(slot)
+        self._values_made += 1
+        self._serials[slot] = self._values_made
         return ShmRef(self.owner, slot, size)
+
+    def serial(self, slot: int) -> int:
+        """Serial of the value in a slot; 0: there is none. No two values of a pool have the same."""
+        return self._serials.get(slot, 0)
 
     def _make_on_disk(self, room: int) -> int | None:
         if self.spilled_bytes + room > self._spill_limit_bytes:
@@ -202,6 +210,7 @@ class ShmPool(RefCountedSlots):
         room.close()
 
     def _recycle(self, slot: int, again: bool) -> None:
+        self._serials.pop(slot, None)
         if slot not in self._busy:
             raise BadSlot(f"slot {slot} of {self.owner} holds nothing")
         self._busy.remove(slot)

@@ -174,6 +174,14 @@ class SlotReferences:
         slots.held |= numbers
         return True
 
+    def serial(self, ref: ShmRef) -> int:
+        """Serial of the value in a slot of this process' own; 0: it is another's, and not known."""
+        return self.pool.serial(ref.slot) if ref.owner == self.pool.owner else 0
+
+    def is_current(self, owner: str, slot: int, serial: int) -> bool:
+        """Whether a value is still in its slot."""
+        return owner != self.pool.owner or self.pool.serial(slot) == serial
+
     def trim(self) -> None:
         """Give back shared memory that is not in use; called now and then."""
         self.pool.trim()

@@ -99,7 +99,11 @@ class FrontDoor(IngressProcess):
         self._directory = ShmDirectory()
         pool = ShmPool(self._directory.path, OWNER, min(POOL_BYTES, memory_bytes // 2))
         between = config.tls_between
-        self._port = DataPort(self._directory.path, config.data_host, config.data_port, between.for_server())
+        self._port = DataPort(
+            *(self._directory.path, config.data_host, config.data_port, between.for_server()),
+            lambda owner, slot, serial: pool.serial(slot) == serial,
+            only_own=not config.token,
+        )
         self._fetcher = DataClient(between.for_client())
         routes = FrontRoutes(config, self._on_open_server)
         self._leader_link = LeaderLink(pool, self._port, self._fetcher, routes, config.hold_us)

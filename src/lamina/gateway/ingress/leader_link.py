@@ -36,6 +36,7 @@ from lamina.gateway.ingress.messages import (
     InferChunk,
     InferError,
     InferRequest,
+    IngressPayload,
     ReplyConsumed,
     ReplyMessage,
     RequestHead,
@@ -158,6 +159,12 @@ class LeaderLink(ControllerLink):
             self._looking = self._loop.call_later(LOOK_S, self._look)
 
     # ------------------------------------------------------------------ requests
+
+    def store_payload(self, blob: bytes) -> IngressPayload:
+        found = super().store_payload(blob)
+        if isinstance(found, SlotPayload):
+            found = structs.replace(found, serial=self._shared.serial(found.number))
+        return found
 
     def send(self, message: Struct) -> None:
         match message:

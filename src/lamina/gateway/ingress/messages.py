@@ -30,6 +30,7 @@ class SlotPayload(Struct, frozen=True, array_like=True, gc=False):
 
     number: Natural
     size: Natural
+    serial: Natural = 0  #: of the value in it, for other machines
 
 
 IngressPayload = bytes | SlotPayload

@@ -189,7 +189,7 @@ class RemoteIngressSession(IngressSession):
     # -------------------------------------------------------------------- values
 
     def _there(self, slot: SlotPayload) -> NodeRef:
-        return NodeRef(self._values.address, self._owner, slot.number, slot.size)
+        return NodeRef(self._values.address, self._owner, slot.number, slot.size, serial=slot.serial)
 
     def _resolve_inputs(self, given: dict[str, IngressPayload]) -> dict[str, Any]:
         """Inputs by reference where they are on the front door's machine; the receiver releases them."""
@@ -221,7 +221,7 @@ class RemoteIngressSession(IngressSession):
             elif host is not None:
                 value = host.reference(found)
             else:
-                value = ref_for(self._key, self._own_address, found)
+                value = ref_for(self._key, self._own_address, found, self._parts.references.serial(found))
         self.send(ResultValue(number, row, value, reply))
 
     # --------------------------------------------------------------------- state

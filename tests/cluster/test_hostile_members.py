@@ -1,0 +1,397 @@
+"""Members of a cluster that lie, repeat themselves, or are simply wrong: refused, bounded, and without harm to others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import os
+import socket
+import time
+import zipfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from lamina.cluster.credentials import TicketKey, proof
+from lamina.cluster.data_port import DataClient, DataPort, FetchFailed, join_address, ref_for
+from lamina.cluster.messages import (
+    PROTOCOL,
+    Beat,
+    BeatHello,
+    Challenge,
+    CommitState,
+    DoneOnNode,
+    Hello,
+    JoinRefused,
+    LoadOnNode,
+    ReadState,
+    ReadyOnNode,
+    RunOnNode,
+    Welcome,
+    to_agent_reader,
+)
+from lamina.cluster.packages import PackageStore
+from lamina.errors import LoadFailed
+from lamina.gateway.deploy.app_package import unpack_from_leader
+from lamina.ipc.framing import pack
+from lamina.types import DeviceSpec
+from lamina.values.references import NodeRef
+from lamina.values.shm import ShmPool
+from lamina.worker.protocol import StateChanges
+from tests.cluster import apps
+from tests.cluster.clusters import TOKEN, TestCluster, cluster, start_agent
+from tests.serving import Browser, run
+
+SECRET = TOKEN.encode()
+DEVICE = DeviceSpec(id="cpu0", kind="cpu", units=2, memory_mib=4_000, family="cpu")
+
+
+class Liar:
+    """A member with the token, that says what a test wants."""
+
+    def __init__(self, port: int, name: str, boot_us: int = 5) -> None:
+        self.port, self.name, self.boot_us = port, name, boot_us
+        self._frames = to_agent_reader()
+        self._ahead: list[object] = []
+        self._beats: asyncio.Task[None] | None = None
+
+    async def next(self) -> object:
+        """The next frame; None at the end."""
+        while not self._ahead:
+            try:
+                data = await asyncio.wait_for(self.reader.read(65_536), 20)
+            except ConnectionError:
+                return None
+            if not data:
+                return None
+            self._ahead += self._frames.feed(data)
+        return self._ahead.pop(0)
+
+    async def wait_for(self, kind: type) -> object:
+        while not isinstance(frame := await self.next(), kind):
+            assert frame is not None, f"closed while it waited for {kind.__name__}"
+        return frame
+
+    def say(self, *frames: object) -> None:
+        self.writer.write(pack(*frames))  # type: ignore[arg-type]
+
+    async def join(self) -> object:
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
+        challenge = await self.next()
+        if not isinstance(challenge, Challenge):
+            return challenge
+        nonce = os.urandom(32)
+        said = proof(SECRET, "agent", challenge.nonce, nonce, self.name, self.boot_us)
+        self.hello = Hello(self.name, self.boot_us, nonce, said, "127.0.0.1:1", [DEVICE], [], [])
+        self.say(self.hello)
+        answer = await self.next()
+        if isinstance(answer, Welcome):
+            self._beats = asyncio.create_task(self._beat(answer.incarnation))
+        return answer
+
+    async def _beat(self, incarnation: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        frames = to_agent_reader()
+        try:
+            (challenge,) = frames.feed(await reader.read(65_536))
+            assert isinstance(challenge, Challenge)
+            nonce = os.urandom(32)
+            said = proof(SECRET, "beat", challenge.nonce, nonce, self.name, incarnation)
+            writer.write(pack(BeatHello(self.name, incarnation, nonce, said)))
+            for number in range(10_000):
+                writer.write(pack(Beat(number, 100, 0)))
+                await asyncio.sleep(0.05)
+        finally:
+            writer.close()
+
+    def close(self) -> None:
+        if self._beats is not None:
+            self._beats.cancel()
+        self.writer.close()
+
+
+@contextlib.asynccontextmanager
+async def joined(made: TestCluster, name: str, boot_us: int = 5) -> AsyncIterator[Liar]:
+    liar = Liar(made.port, name, boot_us)
+    assert isinstance(await liar.join(), Welcome)
+    try:
+        yield liar
+    finally:
+        liar.close()
+
+
+async def loaded(liar: Liar, function: str) -> str:
+    """Say that a function has been loaded that was to be; its instance."""
+    while True:
+        frame = await liar.wait_for(LoadOnNode)
+        assert isinstance(frame, LoadOnNode)
+        liar.say(ReadyOnNode(frame.instance, 1_000))
+        if frame.spec.name == function:
+            return frame.instance
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    return apps.write(tmp_path / "app")
+
+
+async def echo(made: TestCluster, value: object) -> int:
+    async with Browser(made.gateway.port) as browser:
+        return (await browser.post("/v1/functions/echo", value)).status
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("lie", ["too-many", "not-its-value", "unknown-batch"])
+def test_an_agent_that_lies_about_results_harms_its_own_calls_at_most(app: Path, tmp_path: Path, lie: str):
+    async def work() -> None:
+        async with cluster(app, tmp_path) as made, joined(made, "liar") as liar:
+            await made.live("liar")
+            call = asyncio.create_task(echo(made, 1))
+            await loaded(liar, "echo")
+            batch = await liar.wait_for(RunOnNode)
+            assert isinstance(batch, RunOnNode)
+            if lie == "too-many":
+                liar.say(DoneOnNode(batch.batch_id, 1, [b"\xc0"] * 9))
+                await made.until(lambda: made.phase("liar") in ("lost", ""))
+            elif lie == "not-its-value":
+                liar.say(DoneOnNode(batch.batch_id, 1, [NodeRef("127.0.0.1:22", "gateway", 0, 100_000)]))
+                assert await call >= 500
+            else:
+                liar.say(DoneOnNode(batch.batch_id + 77, 1, [b"\xc0"]), DoneOnNode(batch.batch_id, 1, [b"\x01"]))
+                assert await call == 200
+            made.start("good")
+            await made.live("good")
+            liar.close()
+            await made.until(lambda: made.phase("liar") in ("lost", ""))
+            assert await echo(made, 2) == 200
+            with contextlib.suppress(asyncio.CancelledError):
+                call.cancel()
+            made.gateway.driver.controller.state.check()
+
+    run(work, 90)
+
+
+@pytest.mark.live
+def test_an_agent_reads_and_changes_no_state_but_that_of_its_own_batches(app: Path, tmp_path: Path):
+    async def work() -> None:
+        async with cluster(app, tmp_path) as made, joined(made, "liar") as liar:
+            await made.live("liar")
+            state = made.gateway._runtime.state
+            change = StateChanges([], [], False)
+            liar.say(CommitState(1, 4711, 0, [], "counted", ("a-call", 0, "counted"), change))  # of no batch: to no effect
+            await asyncio.sleep(0)
+            liar.say(ReadState(2, "counted", "a-call", "app", "secret"))  # of a function that it does not run
+            await made.until(lambda: made.phase("liar") in ("lost", ""))
+            assert not state.cells
+
+    run(work, 60)
+
+
+@pytest.mark.live
+def test_of_two_agents_with_one_name_the_later_one_serves_and_the_other_says_why_not(app: Path, tmp_path: Path):
+    async def work() -> None:
+        async with cluster(app, tmp_path) as made:
+            made.start("one")
+            await made.live("one")
+            first = made.agents["one"]
+            (tmp_path / "again").mkdir()
+            second = start_agent(tmp_path / "again", "one", f"127.0.0.1:{made.port}")
+            made.agents["two"] = second
+            log = tmp_path / "one.log"
+            await made.until(lambda: "another agent serves as node" in log.read_text())
+            await made.until(lambda: made.phase("one") == "live")
+            assert await echo(made, 1) == 200
+            first.end()
+            assert await echo(made, 2) == 200
+
+    run(work, 90)
+
+
+@pytest.mark.live
+def test_an_agent_of_another_version_says_so_and_stays_out(tmp_path: Path):
+    async def work() -> None:
+        async def leader(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(pack(Challenge(PROTOCOL + 1, os.urandom(32), 1, "cell")))
+            with contextlib.suppress(ConnectionError):
+                said.append(await reader.read(100))
+            writer.close()
+
+        said: list[bytes] = []
+        server = await asyncio.start_server(leader, "127.0.0.1", 0)
+        agent = start_agent(tmp_path, "old", f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        try:
+            until_s = time.monotonic() + 30
+            while f"speaks version {PROTOCOL + 1}" not in (tmp_path / "old.log").read_text():
+                assert time.monotonic() < until_s
+                await asyncio.sleep(0.02)
+            assert set(said) <= {b""}  # it has told that server nothing
+        finally:
+            agent.end()
+            server.close()
+
+    run(work, 60)
+
+
+def test_a_replayed_hello_opens_nothing(app: Path, tmp_path: Path):
+    async def work() -> None:
+        async with cluster(app, tmp_path) as made, joined(made, "one", boot_us=7) as one:
+            thief = Liar(made.port, "one")
+            thief.reader, thief.writer = await asyncio.open_connection("127.0.0.1", made.port)
+            assert isinstance(await thief.next(), Challenge)
+            thief.say(one.hello)  # as it was heard on the wire
+            answer = await thief.next()
+            assert isinstance(answer, JoinRefused) and answer.code == "join-denied"
+            assert made.engine.listener.registry.nodes["one"].incarnation == 1
+            thief.close()
+
+    run(work, 60)
+
+
+def test_a_hundred_agents_join_at_once_and_leave_at_once(app: Path, tmp_path: Path):
+    async def work() -> None:
+        async with cluster(app, tmp_path) as made:
+            names = [f"n{number}" for number in range(100)]
+            liars = [Liar(made.port, name) for name in names]
+
+            async def enter(liar: Liar) -> None:
+                while not isinstance(await liar.join(), Welcome):  # too many strangers at a time: it tries again, as agents do
+                    liar.writer.close()
+                    await asyncio.sleep(0.05)
+
+            await asyncio.gather(*(enter(liar) for liar in liars))
+            assert len(made.engine.listener.registry.nodes) == 100
+            await made.until(lambda: all(made.phase(name) == "live" for name in names), 60)
+            devices = made.gateway.driver.controller.state.devices
+            await made.until(lambda: len(devices) == 100)
+            for liar in liars:
+                liar.close()
+            await made.until(lambda: not devices)
+            made.gateway.driver.controller.state.check()
+
+    run(work, 120)
+
+
+# ------------------------------------------------------------------------ values, packages, clocks
+
+KEY = TicketKey(b"a token of some length", "cell", 3)
+
+
+def test_a_ticket_ends_with_its_value_also_when_another_is_in_the_slot(tmp_path: Path):
+    pool = ShmPool(str(tmp_path), "gateway", 2**22)
+    port = DataPort(str(tmp_path), "127.0.0.1", 0, None, lambda owner, slot, serial: pool.serial(slot) == serial)
+    port.set_key(KEY)
+    client = DataClient()
+    try:
+        first = pool.put(b"a" * 100_000)
+        assert first is not None
+        ticket = ref_for(KEY, join_address("127.0.0.1", port.port), first, pool.serial(first.slot))
+        room = bytearray(100_000)
+        client.fetch(ticket, room)
+        assert bytes(room) == b"a" * 100_000
+        pool.free(first.slot)
+        with pytest.raises(FetchFailed, match="the value is gone"):
+            client.fetch(ticket, room)
+        second = pool.put(b"b" * 100_000)
+        assert second is not None and second.slot == first.slot
+        with pytest.raises(FetchFailed, match="the value is gone"):
+            client.fetch(ticket, room)
+        forged = ref_for(KEY, ticket.address, second, pool.serial(second.slot))
+        with pytest.raises(FetchFailed, match="the ticket is not good"):
+            client.fetch(type(forged)(*(forged.address, "gateway", second.slot, 100_000, 0, ticket.ticket, forged.serial)), room)
+    finally:
+        client.close()
+        port.close()
+        pool.close()
+
+
+@pytest.mark.parametrize("skew_s", [-240, 240])
+def test_clocks_may_differ_by_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skew_s: int):
+    pool = ShmPool(str(tmp_path), "gateway", 2**22)
+    port = DataPort(str(tmp_path), "127.0.0.1", 0)
+    port.set_key(KEY)
+    client, now = DataClient(), time.time
+    try:
+        ref = pool.put(b"x" * 70_000)
+        assert ref is not None
+        monkeypatch.setattr(time, "time", lambda: now() + skew_s)  # of the leader, which makes tickets
+        asked = ref_for(KEY, join_address("127.0.0.1", port.port), ref)
+        monkeypatch.setattr(time, "time", now)
+        client.fetch(asked, bytearray(70_000))
+    finally:
+        client.close()
+        port.close()
+        pool.close()
+
+
+def zipped(text: str) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("app.py", text)
+    return out.getvalue()
+
+
+def test_a_package_that_was_changed_on_disk_is_fetched_again(tmp_path: Path):
+    content = zipped("print(1)")
+    sha256 = hashlib.sha256(content).hexdigest()
+    fetched = 0
+
+    async def fetch() -> bytes:
+        nonlocal fetched
+        fetched += 1
+        return content
+
+    async def work() -> None:
+        store = PackageStore(tmp_path, unpack_from_leader)
+        assert await store.ensure(sha256, fetch) and not await store.ensure(sha256, fetch)
+        file = Path(store.path(sha256, "app.py"))
+        (file.parent / "__pycache__").mkdir()  # what Python adds is no change
+        assert not await store.ensure(sha256, fetch) and fetched == 1
+        file.chmod(0o600)
+        file.write_text("print(2)")
+        assert await store.ensure(sha256, fetch) and fetched == 2
+        assert Path(store.path(sha256, "app.py")).read_text() == "print(1)"
+        Path(store.path(sha256, "app.py")).unlink()
+        again = PackageStore(tmp_path, unpack_from_leader)  # after a restart
+        assert again.stored() == [sha256] and await again.ensure(sha256, fetch) and fetched == 3
+
+    run(work, 60)
+
+
+def test_a_package_that_is_not_what_it_is_called_is_not_unpacked(tmp_path: Path):
+    async def work() -> None:
+        store = PackageStore(tmp_path, unpack_from_leader)
+
+        async def fetch() -> bytes:
+            return zipped("print('another')")
+
+        with pytest.raises(LoadFailed, match="another hash than it should"):
+            await store.ensure("0" * 64, fetch)
+        assert store.stored() == []
+
+    run(work, 60)
+
+
+def test_a_half_open_connection_that_sends_nothing_holds_no_place_for_long(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("lamina.cluster.agent_listener.MAX_STRANGERS", 16)
+    monkeypatch.setattr("lamina.cluster.frame_link.HANDSHAKE_S", 0.5)
+
+    async def work() -> None:
+        async with cluster(app, tmp_path) as made:
+            silent = [socket.create_connection(("127.0.0.1", made.port)) for _ in range(40)]
+            strangers = made.engine.listener._strangers
+            try:
+                await made.until(lambda: bool(strangers))
+                assert len(strangers) <= 16
+                await made.until(lambda: not strangers)
+                async with joined(made, "one"):
+                    await made.live("one")
+            finally:
+                for one in silent:
+                    one.close()
+
+    run(work, 60)
