@@ -16,7 +16,7 @@ $(VENV)/.ready: pyproject.toml
 	@touch $@
 
 $(VENV)/.tested: $(VENV)/.ready
-	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev,bench,access,postgres,otel,grpc,web,clients,chart]'
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev,bench,access,postgres,otel,grpc,web,brokers,sources,clients,chart]'
 	@touch $@
 
 setup: $(VENV)/.ready  ## Virtual environment for running things

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lamina.sdk.async_client import AsyncClient as AsyncClient
     from lamina.sdk.client import Client as Client
     from lamina.sdk.context import context as context
+    from lamina.sdk.model_sources import fetch_model as fetch_model
     from lamina.sdk.onnx import onnx_model as onnx_model
     from lamina.sdk.resources import CPU as CPU
     from lamina.sdk.resources import GPU as GPU
@@ -47,6 +48,7 @@ _HOMES = {
     "each": "sdk.workflow_ops",
     "gather": "sdk.workflow_ops",
     "load_weights": "sdk.weights_file",
+    "fetch_model": "sdk.model_sources",
     "onnx_model": "sdk.onnx",
     "sleep": "sdk.workflow_ops",
     "timeout": "sdk.workflow_ops",

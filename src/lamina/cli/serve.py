@@ -26,7 +26,13 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
 
 @click.command()
 @click.argument("file", metavar="[FILE[:APP]|FOLDER]", required=False)
-@click.option("--model", "models", multiple=True, metavar="NAME=FILE[,slo=50ms]", help="Serve a model file; repeatable.")
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="NAME=SOURCE[,slo=50ms][,sha256=...]",
+    help="Serve a model: file, folder, http(s):// or s3://; repeatable.",
+)
 @click.option("--model-repository", type=click.Path(path_type=Path), help="Serve a folder of models: NAME/VERSION/model.onnx.")
 @click.option("--policy", default=DEFAULT_POLICY, show_default=True, help="A policy by name, or the path of a file with one.")
 @click.option("--policy-option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the policy; repeatable.")

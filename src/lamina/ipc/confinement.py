@@ -65,6 +65,7 @@ _NAMES = frozenset(
         "CURL_CA_BUNDLE",
         "LAMINA_URL",
         "LAMINA_DATA",
+        "LAMINA_MODEL_CACHE",
         "LAMINA_TORCH_DEVICE",
     ]
 )

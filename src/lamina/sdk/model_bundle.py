@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -18,6 +19,7 @@ from msgspec.structs import replace
 
 from lamina.errors import BadValue
 from lamina.sdk.model_repository import DEFAULT_BATCH, ModelEntry
+from lamina.sdk.model_sources import fetch_model, is_address, model_file
 from lamina.sdk.resources import GPU, SLO
 from lamina.sdk.tensors import NUMPY, Port, Signature, Tensor
 from lamina.types import FunctionSpec, ScaleSpec
@@ -92,24 +94,33 @@ def _belonging(path: Path) -> list[Path]:
 
 
 def parse_model_option(text: str) -> ModelEntry:
-    """Parse a `--model` option: NAME=FILE, and behind it what a config.pbtxt would say: NAME=FILE,slo=50ms,gpu=1/4."""
+    """Parse a `--model` option: NAME=SOURCE, and behind it what a config.pbtxt would say: NAME=FILE,slo=50ms,gpu=1/4. The
+    source is a file, a folder or an address (`fetch_model`), which is fetched."""
     given, *more = text.split(",")
     name, equals, path = given.partition("=")
-    if not equals:  # a file alone is called as it is
-        name, path = Path(given).stem.lower(), given
+    if not equals or is_address(name):  # a file alone is called as it is
+        name, path = Path(urlsplit(given).path.rstrip("/")).stem.lower(), given
     if not name or not path:
         raise BadValue(f"--model: {text!r} is not NAME=FILE", hint="such as resnet=models/resnet50.onnx")
-    if not Path(path).exists():
-        raise BadValue(f"--model: no file {path!r}", hint="give the path of an .onnx, .pt2 or .safetensors file")
+    if not is_address(path) and not Path(path).exists():
+        raise BadValue(f"--model: no file {path!r}", hint="give the path of an .onnx, .pt2 or .safetensors file, or an address")
     settings: dict[str, Any] = {}
+    sha256 = ""
     for pair in more:
         key, _, value = pair.partition("=")
+        if key == "sha256":
+            sha256 = value
+            continue
         if key not in _SETTINGS or not value:
-            raise BadValue(f"--model: {pair!r} is no setting", hint=f"there is {', '.join(_SETTINGS)}: {name}={path},slo=50ms")
+            raise BadValue(
+                f"--model: {pair!r} is no setting", hint=f"there is {', '.join(_SETTINGS)}, sha256: {name}=FILE,slo=50ms"
+            )
         if _SETTINGS[key] is int and not value.isdecimal():
             raise BadValue(f"--model: {pair!r} is no whole number")
         settings[_FIELDS.get(key, key)] = _SETTINGS[key](value)
-    return ModelEntry(name=name, path=str(Path(path).resolve()), **settings)
+    found = fetch_model(path, sha256=sha256)
+    found = model_file(found) if found.is_dir() else found
+    return ModelEntry(name=name, path=str(found.resolve()), **settings)
 
 
 def open_bundle(target: str) -> App:

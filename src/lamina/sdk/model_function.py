@@ -26,6 +26,7 @@ from lamina.sdk.binding import NOTHING, Param
 from lamina.sdk.function import Function
 from lamina.sdk.model_signatures import ModelFileSignature
 from lamina.sdk.onnx import OnnxModel
+from lamina.sdk.pretrained import read_pretrained
 from lamina.sdk.tensors import NUMPY, Port, Signature, Tensor, to_tensor
 from lamina.sdk.torch_model import TorchModel, to_numpy
 from lamina.sdk.weights_file import load_weights
@@ -172,7 +173,11 @@ def read_safetensors(path: Path) -> tuple[ModelFileSignature, Callable[[], Any]]
     """Signature from the config.json, and a factory of the module."""
     file = path.parent / CONFIG
     try:
-        config = msgspec.json.decode(file.read_bytes(), type=SafetensorsConfig)
+        content = file.read_bytes()
+        named = msgspec.json.decode(content, type=dict[str, Any])
+        if "architectures" in named and "module" not in named:
+            return read_pretrained(path, named)
+        config = msgspec.json.decode(content, type=SafetensorsConfig)
     except (OSError, msgspec.MsgspecError) as error:
         said = error.strerror if isinstance(error, OSError) else error
         raise BadValue(

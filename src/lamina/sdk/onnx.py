@@ -14,14 +14,16 @@ from typing import Any
 
 from lamina.errors import BadValue, LoadFailed
 from lamina.sdk.context import context
+from lamina.sdk.model_sources import fetch_model, is_address, model_file
 
 MAX_SESSIONS = 4
 """Each holds the weights once more."""
 
 
 class OnnxModel:
-    def __init__(self, path: str | Path, providers: Sequence[str]) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, providers: Sequence[str], sha256: str = "") -> None:
+        self.path = fetch_model(path, sha256=sha256) if sha256 or is_address(str(path)) else Path(path)
+        self.path = model_file(self.path) if self.path.is_dir() else self.path
         if not self.path.is_file():
             raise BadValue(f"no model at {str(path)!r}", hint="give the path of an .onnx file")
         self._providers = list(providers)
@@ -74,6 +76,7 @@ class OnnxModel:
             raise LoadFailed(f"{self.path.name} cannot be loaded: {error}") from None
 
 
-def onnx_model(path: str | Path, *, providers: Sequence[str] = ("CPUExecutionProvider",)) -> OnnxModel:
-    """An ONNX file as a model. Nothing is loaded until it runs, or until `.session()` is asked for in a load hook."""
-    return OnnxModel(path, providers)
+def onnx_model(path: str | Path, *, providers: Sequence[str] = ("CPUExecutionProvider",), sha256: str = "") -> OnnxModel:
+    """An ONNX file as a model. `path` may be an address, which is fetched at once, and the file may have to have a checksum.
+    Nothing is loaded until it runs, or until `.session()` is asked for in a load hook."""
+    return OnnxModel(path, providers, sha256)

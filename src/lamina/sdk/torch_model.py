@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lamina.errors import BadValue
+from lamina.sdk.model_sources import fetch_model
 from lamina.sdk.weights_file import load_weights
 
 Inputs = dict[str, Any]
@@ -21,7 +22,8 @@ class TorchModel:
     """Base class of torch models. The `example` that `load` returns is a batch of one: a tensor, or a tuple of them for a module
     with several inputs."""
 
-    weights: str = ""  #: a .safetensors file, read into the module after `load`
+    weights: str = ""  #: a .safetensors file, or its address, read into the module after `load`
+    weights_sha256: str = ""  #: checksum that it must have; "": any
 
     def load(self) -> tuple[Any, Any]:
         """Load the module: returns (module, example)."""
@@ -54,7 +56,7 @@ class LoadedTorchModel:
         if hasattr(self.module, "eval"):
             self.module.eval().requires_grad_(False)
         if model.weights:
-            load_weights(self.module, model.weights)
+            load_weights(self.module, fetch_model(model.weights, sha256=model.weights_sha256))
         self._device = os.environ.get("LAMINA_TORCH_DEVICE", "cpu")
         if self._device != "cpu":  # alone in its process
             self.module.to(self._device)
