@@ -49,6 +49,7 @@ from lamina.gateway.routes.prediction_cache import PredictionCache, PredictionSt
 from lamina.gateway.routes.problems import caller_problem, ending_problem, parse_error_body
 from lamina.gateway.routes.request_options import OWN_HEADERS
 from lamina.gateway.routes.router import Router
+from lamina.gateway.routes.sessions import SessionRoutes
 from lamina.gateway.routes.sockets import SocketRoutes
 from lamina.gateway.routes.targets import TargetRegistry, call_targets
 from lamina.gateway.routes.tasks import TaskRoutes
@@ -231,7 +232,8 @@ class Gateway:
             cache=cache,
         )
         self._sockets = SocketRoutes(self.targets, call_handler, self.process)
-        routes |= self._sockets.routes
+        self._call_sessions = SessionRoutes(self.targets, call_handler, self.process, self.budget)
+        routes |= self._sockets.routes | self._call_sessions.routes
         routes |= KernelRoutes(self.targets, call_handler).routes | buffer_routes.routes
         self.router = Router(
             loop,
@@ -473,6 +475,7 @@ class Gateway:
             return 0
         self.process.close()
         self._sockets.drain()
+        self._call_sessions.drain()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

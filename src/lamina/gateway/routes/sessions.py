@@ -1,0 +1,312 @@
+"""Routes of sessions, `/v1/sessions`: a call that lives on between requests, and exchanges messages with clients.
+
+A session is a call of a function with a parameter that is an `AsyncIterator`, as over a WebSocket (`sockets.py`), without a
+connection of its own: it has an id, any request of its tenant can send it a message or read what it has yielded, and it ends
+when the function does, when a client ends it, or when no request has named it for its idle time.
+
+What the function yields is numbered and kept until a client says up to which number it has read, so nothing is lost when a
+response is; a function that yields more than may be kept unread is cancelled. A server that stops tells functions that there are
+no more messages: sessions are in memory, and a restart ends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from lamina import encoding
+from lamina.access.authorization import Grant
+from lamina.drivers.engine import MessageStream
+from lamina.errors import BadValue, Conflict, LaminaError, NotFound, Refused, UnknownTarget
+from lamina.gateway.routes.calls import CallHandler
+from lamina.gateway.routes.http_codec import JSON, VALUE, DecodedBody, decode_inputs, parse_query
+from lamina.gateway.routes.router import RouteHandler
+from lamina.gateway.routes.streaming import NO_RESULT
+from lamina.gateway.routes.targets import CallTarget, TargetRegistry
+from lamina.server.exchange import Exchange, HttpRequest
+from lamina.server.memory_budget import MemoryBudget
+from lamina.server.process_status import ProcessStatus
+from lamina.units import parse_us
+
+MAX_SESSIONS = 1_024
+MAX_PER_TENANT = 256
+MAX_UNREAD = 1_000
+"""Values that a function has yielded and no client has read."""
+
+MAX_UNREAD_BYTES = 8 * 2**20
+MAX_WAIT_MS = 60_000
+LASTS_US = 24 * 3_600_000_000
+"""Time limit of a session, however much is said in it."""
+
+IDLE_US = 600_000_000
+MAX_IDLE_US = 3_600_000_000
+KEPT_S = 60.0
+"""How long a session that has ended can still be read."""
+
+_READ = ("after", "wait_ms")
+
+
+class CallSession(Exchange):
+    """A session: stands in for the exchange of its call. `sink` takes what the function yields."""
+
+    __slots__ = (
+        "_budget_charge", "_bytes", "_idle", "_idle_s", "_waiting", "ended", "first", "function", "id", "is_closing",
+        "sink", "tenant", "values",
+    )  # fmt: skip
+
+    def __init__(self, function: str, tenant: str, idle_us: int, budget: MemoryBudget) -> None:
+        self._on_disconnect = None
+        self.charge = None
+        self.response = None
+        self.is_streaming = False
+        self.id = secrets.token_urlsafe(18)
+        self.function = function
+        self.tenant = tenant
+        self.values: deque[bytes] = deque()  #: yielded and not read, as JSON
+        self.first = 1  #: number of the first of them
+        self.ended: dict[str, Any] | None = None  #: how it ended
+        self.is_closing = False
+        self.sink = MessageStream(self._on_value, lambda count: None)
+        self._bytes = 0
+        self._budget_charge = budget.charge("sessions", 0, tenant=tenant)
+        self._idle_s = idle_us / 1e6
+        self._idle: asyncio.TimerHandle | None = None
+        self._waiting: dict[object, Callable[[], None]] = {}
+        self.touch()
+
+    @property
+    def last(self) -> int:
+        """Number of the last value."""
+        return self.first + len(self.values) - 1
+
+    def touch(self) -> None:
+        """A request has named it: its idle time begins anew."""
+        if self._idle is not None:
+            self._idle.cancel()
+        if self.ended is None:
+            self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._end_by, "idle", "no request has named it")
+
+    def put(self, message: bytes | None) -> None:
+        """A message for the function; None: there are no more."""
+        if self.ended is not None or self.is_closing:
+            raise Conflict("session: it takes no more messages", hint="it has ended, or is about to: read what is left")
+        self.is_closing = message is None
+        if not self.sink.put(message):
+            raise Conflict("session: too many messages before its call has begun", hint="send fewer, or wait")
+
+    def acknowledge(self, number: int) -> None:
+        """A client has read everything up to this number."""
+        while self.values and self.first <= number:
+            self._bytes -= len(self.values.popleft())
+            self.first += 1
+        self._budget_charge.set(self._bytes)
+
+    def when_changed(self, act: Callable[[], None]) -> Callable[[], None]:
+        """Call it once, with the next value or the end; the returned function takes that back."""
+        number = object()
+        self._waiting[number] = act
+        return lambda: self._waiting.pop(number, None) and None
+
+    def cancel(self) -> None:
+        self._end_by("cancelled", "a client has ended it")
+
+    def _on_value(self, blob: bytes) -> None:
+        if self.ended is not None:
+            return
+        try:
+            self._keep(encoding.to_json(encoding.decode(blob)))
+        except LaminaError as error:
+            self._end_by(error.code, error.message)
+
+    def _keep(self, value: bytes) -> None:
+        if len(self.values) >= MAX_UNREAD or self._bytes + len(value) > MAX_UNREAD_BYTES:
+            raise BadValue("the function has yielded more than may be kept unread", hint="read it more often")
+        self._bytes += len(value)
+        self._budget_charge.grow(self._bytes)
+        self.values.append(value)
+        self._notify()
+
+    def respond(self, status: int, body: bytes = b"", content_type: bytes = b"application/json", extra: bytes = b"") -> None:
+        """The end of the call: by itself, or by a failure."""
+        if self.ended is not None:
+            return
+        if status == 200:
+            if content_type == JSON and body not in NO_RESULT and not self.last:  # it has returned, not yielded
+                self.values.append(body)
+            self._end({"status": 200})
+        else:
+            problem = msgspec.json.decode(body) if content_type.endswith(b"json") else {"detail": body.decode(errors="replace")}
+            self._end({"status": status, "problem": problem})
+
+    def _end_by(self, code: str, detail: str) -> None:
+        if self.ended is None:
+            self._end({"status": 499, "problem": {"code": code, "detail": detail}})
+            self.disconnect()  # its call is cancelled
+
+    def _end(self, ended: dict[str, Any]) -> None:
+        self.ended = ended
+        self.response = b""
+        if self._idle is not None:
+            self._idle.cancel()
+        self._notify()
+
+    def forget(self) -> None:
+        self.values.clear()
+        self._budget_charge.release()
+
+    def _notify(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for act in waiting.values():
+            act()
+
+    def about(self) -> dict[str, Any]:
+        return {"id": self.id, "function": self.function, "last": self.last, "unread": len(self.values), "ended": self.ended}
+
+
+class SessionRoutes:
+    """Routes of sessions, and the owner of those in flight."""
+
+    def __init__(self, targets: TargetRegistry, calls: CallHandler, process: ProcessStatus, budget: MemoryBudget) -> None:
+        self._targets = targets
+        self._calls = calls
+        self._process = process
+        self._budget = budget
+        self._sessions: dict[str, CallSession] = {}
+        self.routes: dict[str, RouteHandler] = {
+            "GET /v1/sessions": self._list,
+            "POST /v1/functions/{function}/sessions": self._open,
+            "GET /v1/sessions/{session}": self._show,
+            "DELETE /v1/sessions/{session}": self._delete,
+            "POST /v1/sessions/{session}/messages": self._send,
+            "GET /v1/sessions/{session}/messages": self._read,
+        }
+
+    def drain(self) -> None:
+        """The server stops: functions get no more messages, and may end in their own way."""
+        for session in list(self._sessions.values()):
+            if session.ended is None and not session.is_closing:
+                session.put(None)
+
+    def _open(self, request: HttpRequest, exchange: Exchange, grant: Grant, name: str) -> None:
+        target = self._target(grant, name)
+        query = parse_query(request, ("idle",))
+        idle_us = parse_us(query["idle"], "idle") if "idle" in query else IDLE_US
+        if not 1_000_000 <= idle_us <= MAX_IDLE_US:
+            raise BadValue(f"idle: {query.get('idle')!r} is out of range", hint="write idle=1s to idle=60m")
+        params = tuple(param for param in target.params if not param.is_incoming)
+        if len(params) == len(target.params):
+            raise BadValue(
+                f"{name!r} takes no messages: it has no parameter that is an AsyncIterator", hint="call it, or give it one"
+            )
+        mine = [one for one in self._sessions.values() if one.tenant == grant.tenant and one.ended is None]
+        if len(mine) >= MAX_PER_TENANT or len(self._sessions) >= MAX_SESSIONS:
+            raise Refused(f"{len(mine)} sessions are open", hint="end some of them", reason="sessions", retry_after_s=1.0)
+        inputs = decode_inputs(replace_query(request), params)
+        session = CallSession(target.name, grant.tenant, idle_us, self._budget)
+        self._sessions[session.id] = session
+        session.when_changed(lambda: self._on_changed(session))
+        slo = msgspec.structs.replace(target.slo, latency_us=0, timeout_us=max(LASTS_US, target.slo.timeout_us))
+        head = HttpRequest("POST", request.path, b"", {}, b"", True)
+        decoded = DecodedBody(inputs, len(request.body), self._calls.driver.now_us())
+        self._calls.handle(replace(target, slo=slo, shadow=None, cache_us=0), head, session, grant.caller, decoded)
+        place = f"location: /v1/sessions/{session.id}\r\n".encode()
+        exchange.respond(201, msgspec.json.encode(session.about()), JSON, place)
+
+    def _on_changed(self, session: CallSession) -> None:
+        """Keep a session that has ended for a while, so that its end can be read."""
+        if session.ended is None:
+            session.when_changed(lambda: self._on_changed(session))
+        else:
+            asyncio.get_running_loop().call_later(KEPT_S, self._remove, session)
+
+    def _remove(self, session: CallSession) -> None:
+        if self._sessions.pop(session.id, None) is not None:
+            session.forget()
+
+    def _list(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
+        seen = [one.about() for one in self._sessions.values() if grant.sees(one.tenant)]
+        exchange.respond(200, msgspec.json.encode(seen))
+
+    def _show(self, request: HttpRequest, exchange: Exchange, grant: Grant, id: str) -> None:
+        exchange.respond(200, msgspec.json.encode(self._find(grant, id).about()))
+
+    def _delete(self, request: HttpRequest, exchange: Exchange, grant: Grant, id: str) -> None:
+        """End it: at first by saying that there are no more messages, again by cancelling its call."""
+        session = self._find(grant, id)
+        if session.ended is None:
+            if session.is_closing:
+                session.cancel()
+            else:
+                session.put(None)
+        exchange.respond(200, msgspec.json.encode(session.about()))
+
+    def _send(self, request: HttpRequest, exchange: Exchange, grant: Grant, id: str) -> None:
+        session = self._find(grant, id)
+        kind = request.header(b"content-type").partition(b";")[0].strip().lower()
+        if kind == VALUE:
+            value = encoding.decode_input(request.body)
+        elif kind in (b"", JSON):
+            value = encoding.from_json(request.body)
+        else:
+            value = request.body
+        session.put(encoding.encode(value))
+        exchange.respond(202, msgspec.json.encode(session.about()))
+
+    def _read(self, request: HttpRequest, exchange: Exchange, grant: Grant, id: str) -> None:
+        session = self._find(grant, id)
+        query = parse_query(request, _READ)
+        after, wait_ms = _number(query, "after", 2**53), _number(query, "wait_ms", MAX_WAIT_MS)
+        session.acknowledge(after)
+        undo: list[Callable[[], None]] = []
+
+        def stop() -> None:
+            while undo:
+                undo.pop()()
+
+        def answer(*, is_late: bool = False) -> None:
+            stop()
+            if session.last <= after and session.ended is None and wait_ms and not is_late:
+                undo.append(session.when_changed(answer))
+                undo.append(asyncio.get_running_loop().call_later(wait_ms / 1000, lambda: answer(is_late=True)).cancel)
+                return
+            values = b",".join(session.values)
+            body = b'{"first":%d,"values":[%s],"ended":%s}' % (session.first, values, msgspec.json.encode(session.ended))
+            exchange.respond(200, body)
+
+        exchange.when_disconnected(stop)
+        answer()
+
+    def _find(self, grant: Grant, id: str) -> CallSession:
+        missing = NotFound("no session of this id", hint="it has ended, or is another tenant's; GET /v1/sessions lists them")
+        session = self._sessions.get(id)
+        if session is None:
+            raise missing
+        grant.check_owner(session.tenant, missing)
+        session.touch()
+        return session
+
+    def _target(self, grant: Grant, name: str) -> CallTarget:
+        target = self._targets.by_path.get(f"/v1/functions/{name}".encode("latin-1", "replace"))
+        if target is None or not grant.sees(target.tenant):
+            raise UnknownTarget(f"no function {name[:80]!r}", hint="GET /v1/functions lists them")
+        if self._process.refusal is not None:
+            raise self._process.refusal()
+        return target if target.split is None else target.split.stable
+
+
+def replace_query(request: HttpRequest) -> HttpRequest:
+    """The request without its query, which is not about the inputs."""
+    return msgspec.structs.replace(request, query=b"")
+
+
+def _number(query: dict[str, str], name: str, most: int) -> int:
+    text = query.get(name, "0")
+    if not text.isdecimal() or int(text) > most:
+        raise BadValue(f"{name}: {text[:40]!r} is not a whole number up to {most}", hint="leave it out for 0")
+    return int(text)
