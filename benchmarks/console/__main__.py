@@ -1,6 +1,7 @@
-"""What the console costs: the feed at 5,000 calls/s with none, one and ten viewers; pictures a second with 15 slices x 60 s.
+"""What the console costs: the feed at 5,000 calls/s with none, one and ten viewers; pictures a second with 15 slices x 60 s; the
+longest task of the page with ten thousand functions and runs of a thousand steps.
 
-    python -m benchmarks.console [feed] [frames] [--out results/console.json]
+    python -m benchmarks.console [feed] [frames] [much] [--out results/console.json]
 
 The feed is measured inside one process without sockets to clients: the real-time driver, an emulated device, calls submitted at a
 fixed rate, and viewers that are exchanges which throw away what they get, so that processor time is the gateway's and the feed's
@@ -203,9 +204,61 @@ def measure_frames() -> dict[str, Any]:
     return {name: round(value, 1) for name, value in result.items()} | {"slices": 15, "seconds": 60, "batches_per_s": 1500}
 
 
+WATCH_TASKS = """window.longest = 0;
+new PerformanceObserver(seen => { for (const one of seen.getEntries()) window.longest = Math.max(window.longest, one.duration); })
+    .observe({ type: 'longtask', buffered: true })"""
+"""Tasks of the page of more than 50 ms; 0: none was so long."""
+
+
+def measure_much() -> dict[str, Any]:
+    """Longest task while each page is loaded, turned and typed into, and the number of elements in it."""
+    import shutil
+    import tempfile
+    import urllib.request
+
+    from playwright.sync_api import sync_playwright
+
+    from benchmarks.console.demo import served
+
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+        many = Path(folder) / "many.py"
+        many.write_text(
+            "import lamina\napp = lamina.App('many')\nfor number in range(10_000):\n"
+            "    app.function(name=f'f{number:05}')(lambda x: x)\n"
+        )
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+
+        def look(told: dict[str, Any], name: str, view: str, wanted: str, act: Callable[[Any], None] = lambda page: None) -> None:
+            context = browser.new_context(viewport={"width": 1280, "height": 900})
+            context.add_init_script(WATCH_TASKS)
+            page = context.new_page()
+            page.goto(f"{told['console_url']}/{view}")
+            page.get_by_text(wanted).first.wait_for(timeout=120_000)
+            act(page)
+            page.wait_for_timeout(2_000)
+            elements = page.evaluate("document.querySelectorAll('*').length")
+            found[name] = {"longest_task_ms": round(page.evaluate("window.longest")), "elements": elements}
+            context.close()
+
+        with served(str(many), "--no-probe", emulate="") as told:
+            look(told, "functions_10000", "functions", "of 10,000", lambda page: page.get_by_label("Search").fill("f0999"))
+            look(told, "playground_10000", "playground/f09999", "Answer")
+        hostile = ROOT / "tests" / "gateway" / "console" / "hostile_app.py"
+        with served(str(hostile), "--trust-deployers", emulate="") as told:
+            for workflow, given in (("thousand", ["x"] * 1000), ("machine", "x")):
+                headers = {"content-type": "application/json", "prefer": "respond-async"}
+                asked = urllib.request.Request(f"{told['url']}/v1/workflows/{workflow}", json.dumps(given).encode(), headers)
+                run = json.load(urllib.request.urlopen(asked))["id"]
+                look(told, f"run_{workflow}", f"runs/{run}", "succeeded")
+        browser.close()
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="*", default=["feed", "frames"])
+    parser.add_argument("what", nargs="*", default=["feed", "frames", "much"])
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "console.json")
     given = parser.parse_args()
     found = json.loads(given.out.read_text()) if given.out.exists() else {}
@@ -215,7 +268,7 @@ def main() -> int:
         "engine": "emulated",
     }
     for what in given.what:
-        found[what] = {"feed": measure_feed, "frames": measure_frames}[what]()
+        found[what] = {"feed": measure_feed, "frames": measure_frames, "much": measure_much}[what]()
         print(what, json.dumps(found[what], indent=1))
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(found, indent=1) + "\n")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,18 @@ RATES = {
     "describe_album": 20.0,
 }
 """Calls a second of the zoo: what two cores can send beside a browser."""
+
+STUDIO = (str(ROOT / "benchmarks" / "apps" / "studio.py"), "--profiles", str(ROOT / "profiles" / "v100"))
+STUDIO_RATES = {
+    "mobilenet_v2": 10.0,
+    "resnet50": 16.0,
+    "vgg16": 10.0,
+    "efficientnet_b7": 12.0,
+    "resnet101": 10.0,
+    "convnext_large": 45.0,
+    "describe_album": 14.0,
+}
+"""Calls a second of the studio: two V100s have much to do, the machine that emulates them little."""
 
 
 @contextlib.contextmanager
@@ -58,10 +71,13 @@ def served(*command: str, emulate: str = "h200x2") -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def loaded(url: str, rates: dict[str, float], *, workflows: tuple[str, ...] = ("describe_album",)) -> Iterator[None]:
+def loaded(
+    url: str, rates: dict[str, float], *, workflows: tuple[str, ...] = ("describe_album",), token: str = ""
+) -> Iterator[None]:
     """Open-loop calls from a process of its own, until the end of the block."""
     paths = {f"/v1/{'workflows' if name in workflows else 'functions'}/{name}": rate for name, rate in rates.items()}
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.console.demo", url, json.dumps(paths)], cwd=ROOT)
+    command = [sys.executable, "-m", "benchmarks.console.demo", url, json.dumps(paths), token]
+    process = subprocess.Popen(command, cwd=ROOT)
     try:
         yield
     finally:
@@ -69,10 +85,17 @@ def loaded(url: str, rates: dict[str, float], *, workflows: tuple[str, ...] = ("
         process.wait()
 
 
+def administer(admin_url: str, what: str, **given: Any) -> Any:
+    """A request to management, such as `tenant/set`."""
+    body, headers = json.dumps(given).encode(), {"content-type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(f"{admin_url}/v1/admin/{what}", body, headers)) as answer:
+        return json.load(answer)
+
+
 # ------------------------------------------------------------------------------- the generator
 
 
-async def _call_all(url: str, paths: dict[str, float]) -> None:
+async def _call_all(url: str, paths: dict[str, float], token: str) -> None:
     host, _, port = url.partition("://")[2].partition(":")
     idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
@@ -80,9 +103,8 @@ async def _call_all(url: str, paths: dict[str, float]) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             reader, writer = idle.pop() if idle else await asyncio.open_connection(host, int(port))
             body = b"[1, 2, 3, 4, 5, 6]"
-            head = (
-                f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-            )
+            head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            head += f"authorization: Bearer {token}\r\n\r\n" if token else "\r\n"
             writer.write(head.encode() + body)
             answer = await reader.readuntil(b"\r\n\r\n")
             size = next((line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:")), b"x: 0")
@@ -105,4 +127,4 @@ async def _call_all(url: str, paths: dict[str, float]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_call_all(sys.argv[1], json.loads(sys.argv[2])))
+    asyncio.run(_call_all(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]))

@@ -78,3 +78,12 @@ def test_metrics_have_names_and_units_as_prometheus_wants_them() -> None:
     metrics.on_call_ended("resize", Reject("c2", "deadline"), "acme")
     said = subprocess.run([PROMTOOL, "check", "metrics"], input=metrics.exposition(), capture_output=True, check=False)
     assert (said.returncode, said.stderr) == (0, b"")
+
+
+def test_calls_beyond_a_limit_are_counted_for_their_tenant_however_they_were_refused():
+    metrics = Metrics(new_controller(policies.build("edf"), ProfileTable([])))
+    metrics.on_call_ended("f", Reject("c1", "quota"), "trial")
+    metrics.on_rejected("f", "quota", "trial")  # from the cache of rejections
+    metrics.on_call_ended("f", Reject("c2", "deadline"), "gallery")
+    assert metrics.limited_by_tenant() == {"trial": 2}
+    assert b'lamina_tenant_calls_total{outcome="refused",tenant="trial"} 2.0' in metrics.exposition()

@@ -92,7 +92,7 @@ class Pulse:
     def begin(self) -> None:
         self.end()
         self._last = {counts.target: counts for counts in self._metrics.target_counts()}
-        self._tenants_before = self._metrics.refused_by_tenant()
+        self._tenants_before = self._metrics.limited_by_tenant()
         self._process.take_peak_lag_us()
         self._began_us = self._driver.now_us()
 
@@ -247,7 +247,7 @@ class Pulse:
                 if counts.met < (target.slo.target if target is not None else 0.99) * asked:
                     short[name] = counts.met / asked
         worst = min(short, key=lambda name: (short[name], name), default="")
-        refused = {name: count - self._tenants_before.get(name, 0) for name, count in self._metrics.refused_by_tenant().items()}
+        refused = {name: count - self._tenants_before.get(name, 0) for name, count in self._metrics.limited_by_tenant().items()}
         return ServerFigures(
             span_s=self._span_s(now_us),
             met=met,

@@ -37,6 +37,7 @@ DECISION_SAMPLING = 8
 """One event in so many is sampled: observing costs as much as a small decision."""
 
 
+QUOTA = "quota"
 BAD_VALUE = "bad-value"
 """A step could not use what the client gave it (422): refused, and no failure of the service."""
 
@@ -241,6 +242,7 @@ class Metrics:
         self._targets: dict[str, _PerTarget] = {}
         self._functions: dict[tuple[str, str], _PerFunction] = {}
         self._tenants: dict[str, _PerTenant] = {}
+        self._limited: dict[str, int] = {}  #: calls that a limit refused, by tenant
         self._events = 0
         self._last_decision_us = last_decision_us
         self._call_listeners = call_listeners
@@ -259,6 +261,7 @@ class Metrics:
         """A rejection. `tenant`: whose it is, where it is not counted as an end of a call."""
         if tenant:
             self._for_tenant(tenant).refused.value += 1
+            self._count_limited(tenant, reason)
         per = self._for_target(target)
         per.refused.value += 1
         counter = per.reasons.get(reason)
@@ -295,8 +298,14 @@ class Metrics:
             per = self._tenants[tenant] = _PerTenant(self, tenant)
         return per
 
+    def _count_limited(self, tenant: str, reason: str) -> None:
+        if reason == QUOTA:
+            self._limited[tenant] = self._limited.get(tenant, 0) + 1
+
     def _tenant_ended(self, tenant: str, ending: Ending) -> None:
         per = self._for_tenant(tenant)
+        if isinstance(ending, Reject):
+            self._count_limited(tenant, ending.reason)
         if isinstance(ending, Reply):
             (per.late if ending.late else per.met).inc()
             per.cost.inc(ending.cost)
@@ -372,9 +381,9 @@ class Metrics:
             ended = (int(per.met.value), int(per.late.value), int(per.failed.value), int(per.refused.value))
             yield TargetCounts(name, *ended, per.cost.value, reasons)
 
-    def refused_by_tenant(self) -> dict[str, int]:
-        """Calls that were refused, by tenant."""
-        return {name: int(per.refused.value) for name, per in self._tenants.items()}
+    def limited_by_tenant(self) -> dict[str, int]:
+        """Calls that a limit of their tenant refused."""
+        return dict(self._limited)
 
     def batch_sizes(self, function: str) -> dict[str, int]:
         """Batches of a function by size: up to 1, 2, 4, ... jobs."""

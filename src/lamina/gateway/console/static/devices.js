@@ -130,7 +130,7 @@ export class SliceMap {
     context.font = `${11 * ratio}px system-ui`;
     context.textAlign = 'right';
     const step = this.units > 40 ? 20 : this.units > 10 ? 5 : 1;
-    for (let unit = 0; unit < this.units; unit += step) context.fillText(String(unit), left - 12 * ratio, unit * row + Math.min(row / 2 + 4 * ratio, Math.max(10 * ratio, row * 0.75)));
+    for (let unit = 0; unit < this.units; unit += step) context.fillText(String(unit), left - 12 * ratio, unit * row + Math.max(9 * ratio, row / 2 + 4 * ratio));
     context.fillText('unit', left - 12 * ratio, height + 16 * ratio);
     context.textAlign = 'center';
     for (let part = 0; part <= 4; part += 1) {

@@ -155,18 +155,18 @@ export const when = (us) => (us ? html`<time class="nowrap" datetime=${new Date(
 export const span = (us) => (us >= 120e6 ? `${num(us / 60e6, 1)} min` : us >= 1e6 ? `${num(us / 1e6, 1)} s` : ms(us / 1000));
 export const ago = (millis) => (millis < 1000 ? 'now' : millis < 120e3 ? `${num(millis / 1000)} s ago` : millis < 7200e3 ? `${num(millis / 60e3)} min ago` : `${num(millis / 3600e3)} h ago`);
 
-const shades = new Map(), taken = Array(10).fill(0);
+const shades = new Map(), taken = Array(10).fill(0), ORDER = [0, 1, 2, 3, 5, 6, 8, 9, 4, 7], FIRST = 8;
 /** The colour of a function, the same in every view and after a reload: by its name, and the next free one where two names meet. */
 export function shade(name) {
   const known = shades.get(name);
   if (known !== undefined) return known;
   let at = 0;
   for (let place = 0; place < Math.min(64, name.length); place += 1) at = (31 * at + name.charCodeAt(place)) % 9973;
-  at %= 10;
-  for (let step = 0, least = Math.min(...taken); step < 10 && taken[at] > least; step += 1) at = (at + 1) % 10;
-  taken[at] += 1;
-  shades.set(name, at);
-  return at;
+  at %= FIRST;  // red and grey say other things too: they come last
+  for (let step = 0, least = Math.min(...taken); step < 10 && taken[ORDER[at]] > least; step += 1) at = (at + 1) % 10;
+  taken[ORDER[at]] += 1;
+  shades.set(name, ORDER[at]);
+  return ORDER[at];
 }
 export const hasShade = (name) => shades.has(name);
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -135,7 +135,7 @@ function flatten(graph, prefix, boxes, edges) {
 }
 
 function layOut(boxes, edges) {
-  const width = (box) => Math.max(84, 26 + 7.2 * Math.min(26, Math.max(box.name.length, ...box.lines.map((line) => line.length * 0.86)))), height = (box) => 30 + 15 * box.lines.length;
+  const width = (box) => Math.max(84, 26 + 7.2 * Math.min(26, Math.max(box.name.length, ...box.lines.map((line) => line.length * 0.86)))), height = (box) => 30 + 15 * Math.max(box.lines.length, box.id.includes('/') ? 1 : 0);
   if (boxes.length <= LAID_OUT) {
     const graph = new dagre.graphlib.Graph({ multigraph: true });
     graph.setGraph({ rankdir: 'LR', nodesep: 18, ranksep: 46, marginx: 8, marginy: 8 });
