@@ -37,6 +37,7 @@ WRITERS = {
     "runs": "core/scheduling/calls.py",
     "waiting": "core/scheduling/queues.py",
     "deferred": "core/scheduling/queues.py",
+    "backlogged": "core/scheduling/queues.py",
 }
 """Registers of `ControllerState`, and who adds and removes."""
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from heapq import heappop, heappush
+from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lamina import policies
 from lamina.core.actions import Load, StartBatch
+from lamina.core.device_pace import LEAST_PACE, MIN_OBSERVATIONS, SLOWER, SMOOTHING, DevicePace
 from lamina.core.events import BatchFinished, CallArrived, Deployed, DeviceJoined, Event, InstanceReady, Tick
+from lamina.core.scheduling.leases import Device
+from lamina.core.scheduling.state import Batch
 from lamina.policies import new_controller
 from lamina.predict.online import OnlinePredictor
 from lamina.types import Call, DeviceSpec, FunctionSpec, ScaleSpec, Slo
@@ -73,3 +79,24 @@ def test_a_function_that_becomes_slower_everywhere_is_learnt():
 def test_a_machine_alone_is_not_slow_beside_itself():
     _, predictor, _ = served("edf", {"a": 3.0}, nodes=("a",))
     assert predictor.latency_us("f", "cpu", 1, 1) > 2.5 * USUAL_US
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 60), st.sampled_from(["stay", "leave", "come"])), max_size=80))
+def test_the_fastest_other_is_found_without_looking_at_all(steps: list[tuple[str, int, str]]):
+    """Against all paces looked at, while devices leave and come back."""
+    pace, devices, paces = DevicePace(), dict[str, Device](), dict[str, tuple[int, float]]()
+    specs = {name: DeviceSpec(id=name, kind="even" if name in "bd" else "odd", units=1, memory_mib=1) for name in "abcd"}
+    for name, took_us, move in steps:
+        devices.setdefault(name, Device(specs[name]))
+        seen, before = paces.get(name, (0, 0.0))
+        paces[name] = (seen + 1, before + max(SMOOTHING, 1 / (seen + 1)) * (took_us / 10 - before))
+        others = [
+            paces[other][1]
+            for other in devices
+            if other != name and specs[other].kind == specs[name].kind and paces.get(other, (0, 0.0))[0] >= MIN_OBSERVATIONS
+        ]
+        is_slow = seen + 1 >= MIN_OBSERVATIONS and bool(others) and paces[name][1] > SLOWER * max(LEAST_PACE, min(others))
+        batch = Batch(1, cast(Any, None), devices[name], 1, [], 10)
+        assert pace.usual_us(batch, devices, took_us) == (min(took_us, 10) if is_slow else took_us)
+        if move == "leave":
+            del devices[name]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina.core.events import BatchFinished, CallCancelled
+from lamina.core.events import BatchFinished, CallCancelled, InstanceReady
 from lamina.core.policy import Decision, Defer, Start, View
 from lamina.core.scheduling.jobs import ActiveCall, Job
 from lamina.core.scheduling.queues import Order, Queue
@@ -57,6 +57,16 @@ def test_a_job_that_does_not_wait_cannot_be_taken():
     queue.add(job(1))
     with pytest.raises(AssertionError, match="job 2 is not waiting"):
         queue.remove(job(2))
+
+
+def test_what_waits_is_counted_on_the_devices_its_function_is_on(script: Script):
+    """Also where it is loaded only now, and until its last job has started."""
+    script.given(a_function(), takes={"f": 1_000}, loads={"f": 5_000}, warm=False)
+    script.at(0).arrives("c1", within_us=1_000_000)
+    backlogged = script.controller.view.backlogged
+    assert {host: list(functions) for host, functions in backlogged.items()} == {"gpu0": ["f"]}
+    script.tell(InstanceReady(next(iter(script.controller.state.instances))))
+    assert not backlogged["gpu0"]
 
 
 # ------------------------------------------------------------------------ deferred functions

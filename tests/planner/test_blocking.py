@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lamina.core.scheduling.state import Batch
 from lamina.core.unit_blocks import aligned_starts
-from lamina.planner.blocking import BlockingRule, Claim, Holding, is_pressed, keep_units
+from lamina.planner.blocking import PEER, BlockingRule, Claim, DeviceClaims, Holding, is_pressed, keep_units
 from lamina.types import DeviceSpec, SliceLimits, Slo
 from tests.script import Script, a_function
 
@@ -165,3 +165,19 @@ def test_claims_of_many_functions_are_worked_out_a_part_at_a_time_and_all_of_the
 def test_a_job_is_pressed_when_a_second_batch_like_its_own_would_be_late():
     assert not is_pressed(left_us=25, time_us=10, way_us=5)
     assert is_pressed(left_us=24, time_us=10, way_us=5)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 9), st.integers(0, 4), st.booleans()), max_size=30))
+def test_claims_in_order_name_the_same_as_all_of_them_looked_at(changes: list[tuple[str, int, int, bool]]):
+    """However they came and went: those that a batch of a time blocks are found without looking at the others."""
+    known, kept = DeviceClaims(), dict[str, Claim]()
+    for name, tolerance_us, own_us, stays in changes:
+        claim = Claim(tolerance_us, name, 1, 1, 0, own_us) if stays else None
+        known.replace(name, claim)
+        kept.pop(name, None)
+        if claim is not None:
+            kept[name] = claim
+    assert known.found == sorted(kept.values())
+    for time_us in range(14):
+        blocked = [claim for claim in kept.values() if claim.tolerance_us < time_us > PEER * claim.own_us]
+        assert known.blocked_by(time_us) == sorted(blocked)

@@ -281,3 +281,16 @@ def test_learnt_profiles_say_so_and_carry_the_load_time():
     [found] = predictor.learnt_profiles()
     assert (found.meta, found.load_us) == ({"source": "learnt", "runs": 5}, 70_000)
     assert [(point.batch, point.units, point.p50_us) for point in found.points] == [(1, 1, 2_000.0)]
+
+
+@pytest.mark.parametrize("is_profiled", [True, False])
+@given(st.lists(st.tuples(st.integers(1, 8), st.sampled_from([1, 2, 4]), st.integers(100, 9_000)), max_size=20))
+def test_several_slices_at_once_are_the_same_as_one_by_one(is_profiled: bool, seen: list[tuple[int, int, int]]):
+    points = [Point(batch=1, units=1, p50_us=2_000), Point(batch=8, units=4, p50_us=5_000, p99_us=6_000)]
+    base = ProfileTable([Profile(function="f", device="gpu", points=points)] if is_profiled else [])
+    predictor = OnlinePredictor(base)
+    for batch, units, us in seen:
+        predictor.observe("f", "gpu", batch, units, us)
+    for batch in (1, 3, 8):
+        one_by_one = [predictor.latency_us("f", "gpu", batch, units) for units in (1, 2, 3, 4)]
+        assert predictor.latencies_us("f", "gpu", batch, (1, 2, 3, 4)) == one_by_one

@@ -114,6 +114,14 @@ def test_it_never_learns():
     assert known.load_us("f", "gpu") == 70
 
 
+@given(noisy, st.integers(1, 200), st.lists(st.integers(1, 40), min_size=1, max_size=8))
+def test_several_slices_at_once_are_the_same_as_one_by_one(points: dict[tuple[int, int], float], batch: int, units: list[int]):
+    known = table(points, margin=0.1)
+    assert known.latencies_us("f", "gpu", batch, units) == [known.latency_us("f", "gpu", batch, size) for size in units]
+    assert known.medians_us("f", "gpu", batch, units) == [known.median_us("f", "gpu", batch, size) for size in units]
+    assert known.latencies_us("unknown", "gpu", batch, units) == [0] * len(units)
+
+
 # -------------------------------------------------------------------------------------------------------------- files
 
 

@@ -21,7 +21,7 @@ the run sets the same timers and makes the same entries as in its first life.
 **Parts, and what each may write.** A field is assigned by the module of its class alone (`tests/test_ownership.py`); a register
 of the state by one module:
 
-    scheduling/queues.py          waiting, deferred, the queues                workflow/engine.py    when runs move on
+    scheduling/queues.py          waiting, deferred, backlogged, the queues    workflow/engine.py    when runs move on
     scheduling/calls.py           runs: begin, jobs, end of calls              workflow/runs.py      scopes and executions
     scheduling/admission.py       admits or rejects; writes nothing            workflow/journal.py   outcomes before they count
     scheduling/cluster.py         devices, instances, batches, leases          workflow/timers.py    waits, pauses, timeouts
@@ -58,8 +58,10 @@ from lamina.core.policy import (
     Drop,
     LoadInstance,
     Predictor,
+    PrepareRole,
     RecheckAt,
     RequestDevice,
+    RescaleAt,
     ResizeInstance,
     ReturnDevice,
     ScaleRole,
@@ -114,6 +116,7 @@ class Controller:
         self._out = out = list[Action]()
         self._scale = scale
         self._scale_at_us = 0
+        self._is_scaling = False  #: the scale role has more of the same to decide
         self._recheck_due = False  #: a recheck that the policy asked for is due
         self.is_deciding = False  #: the event itself has been handled: what is raised now is not of its call
         self._housekeeping_at_us = HOUSEKEEPING_US
@@ -132,7 +135,7 @@ class Controller:
         self.rolling_update = update = RollingUpdate(state, view, queue, cluster, policy.order)
         self._failures = failures = Failures(state, view, queue, cluster, update, calls, hang_floor_us)
         self._members = members = Membership(state, cluster, queue, failures, update, competition.on_devices_changed, out)
-        completions = Completions(state, view, cluster, tenancy, update)
+        completions = Completions(state, view, cluster, tenancy, update, policy if isinstance(policy, PrepareRole) else None)
         self._handlers: dict[type, Callable[[Any], None]] = {
             ev.CallArrived: admission.on_call_arrived,
             ev.CallRecovered: engine.on_call_recovered,
@@ -271,7 +274,9 @@ class Controller:
         view = self.view
         view.show_starved(self._dispatch_queue.take_starved())
         self._scale_at_us = view.now_us + self._scale.period_us
-        self._engine.critical_path.invalidate()  # predictions have moved on, and so has what was made of them
+        if not self._is_scaling:
+            self._engine.critical_path.invalidate()  # predictions have moved on, and so has what was made of them
+        self._is_scaling = False
         for decision in self._scale.scale(view):
             self._apply(decision)
         for name in (*self.state.waiting, *self.state.deferred):
@@ -315,6 +320,9 @@ class Controller:
             case Defer():
                 self._wakeups.request(min(decision.until_us, decision.slot[0]) if decision.slot else decision.until_us)
                 self._dispatch_queue.defer(decision)
+            case RescaleAt():
+                self._scale_at_us = min(self._scale_at_us, decision.at_us)
+                self._is_scaling = True
             case RecheckAt():
                 self._wakeups.request_recheck(decision.at_us)
             case Drop():

@@ -9,6 +9,7 @@ teach.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Mapping
 
 from lamina.core.scheduling.leases import Device
@@ -25,10 +26,11 @@ LEAST_PACE = 0.1
 
 
 class DevicePace:
-    """Mean of observed over predicted time, by device."""
+    """Mean of observed over predicted time, by device; those of one kind in order, so that the fastest other is found at once."""
 
     def __init__(self) -> None:
         self._paces: dict[str, tuple[int, float]] = {}
+        self._fastest: dict[str, list[tuple[float, str]]] = {}  #: by kind: paces and devices that have been seen often enough
 
     def usual_us(self, batch: Batch, devices: Mapping[str, Device], device_us: int) -> int:
         """Of the time that a batch took on its device, what it would have taken on another of that kind: all of it, unless its
@@ -36,13 +38,26 @@ class DevicePace:
         if not batch.predicted_us:
             return device_us
         device = batch.device.spec
-        seen, pace = self._paces.get(device.id, (0, 0.0))
+        seen, before = self._paces.get(device.id, (0, 0.0))
         seen, ratio = seen + 1, device_us / batch.predicted_us
-        pace += max(SMOOTHING, 1 / seen) * (ratio - pace)
+        pace = before + max(SMOOTHING, 1 / seen) * (ratio - before)
         self._paces[device.id] = (seen, pace)
         if seen < MIN_OBSERVATIONS:
             return device_us
-        others = [one.spec.id for one in devices.values() if one.spec.kind == device.kind and one.spec.id != device.id]
-        known = [found[1] for name in others if (found := self._paces.get(name)) is not None and found[0] >= MIN_OBSERVATIONS]
-        is_slow = bool(known) and pace > SLOWER * max(LEAST_PACE, min(known))
+        paces = self._fastest.setdefault(device.kind, [])
+        if (at := bisect_left(paces, (before, device.id))) < len(paces) and paces[at] == (before, device.id):
+            del paces[at]
+        fastest = self._fastest_other(paces, device.kind, devices)
+        insort(paces, (pace, device.id))
+        is_slow = fastest is not None and pace > SLOWER * max(LEAST_PACE, fastest)
         return min(device_us, batch.predicted_us) if is_slow else device_us
+
+    def _fastest_other(self, paces: list[tuple[float, str]], kind: str, devices: Mapping[str, Device]) -> float | None:
+        """Least of these paces; entries of devices that have left are dropped when they come first."""
+        while paces:
+            pace, name = paces[0]
+            device = devices.get(name)
+            if device is not None and device.spec.kind == kind and self._paces[name][1] == pace:
+                return pace
+            del paces[0]
+        return None

@@ -1,12 +1,13 @@
 """The interface of policies: their roles, the decisions they may make, and the view they get.
 
-A policy is one file with a class `Policy`: its fields are its options, and it has up to five roles.
+A policy is one file with a class `Policy`: its fields are its options, and it has up to six roles.
 
     admit(view, call)  -> Admitted or Reject now or never; None admits without an estimate
     dispatch(view)     -> decisions          which jobs, how many, on which slice; asked after every event
     scale(view)        -> decisions          standing instances; asked every `period_us`, and when a function needs an instance
     deploy(view, functions, flows)           may refuse what could not be given what it asks for; optional
     warm_up()                                prepare for workflows, which are being deployed; optional
+    prepare(view, function)                  prepare for calls of a function, which has been loaded; optional
 
 A scale role it leaves out is served by `policies/defaults.py`. It looks and decides; the controller checks each decision and
 applies it before asking for the next, so a generator sees what its last `yield` did.
@@ -14,7 +15,7 @@ applies it before asking for the next, so a generator sees what its last `yield`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -94,6 +95,12 @@ class RecheckAt(Struct, frozen=True):
     at_us: int
 
 
+class RescaleAt(Struct, frozen=True):
+    """Ask the scale role again then, sooner than its period: it looks at many functions some at a time."""
+
+    at_us: int
+
+
 class LoadInstance(Struct, frozen=True):
     """Load an instance on that device; `home_units` reserves a slice for it, `quota` a share of the time there only.
 
@@ -131,7 +138,9 @@ class ReturnDevice(Struct, frozen=True):
     device: str
 
 
-Decision = Start | Drop | Defer | RecheckAt | LoadInstance | UnloadInstance | ResizeInstance | RequestDevice | ReturnDevice
+Decision = (
+    Start | Drop | Defer | RecheckAt | RescaleAt | LoadInstance | UnloadInstance | ResizeInstance | RequestDevice | ReturnDevice
+)
 
 
 class Predictor(Protocol):
@@ -152,6 +161,13 @@ class Predictor(Protocol):
     def relax(self, function: str) -> None:
         """Believe predictions less: calls are rejected because of them, and nothing runs that could prove them wrong."""
         ...
+
+
+@runtime_checkable
+class RowPredictor(Protocol):
+    """A predictor that says the latencies of a batch on several slices at once, at less than one by one; optional."""
+
+    def latencies_us(self, function: str, kind: str, batch: int, units: Sequence[int], cores: int = 0) -> list[int]: ...
 
 
 @runtime_checkable
@@ -180,6 +196,13 @@ class WarmUpRole(Protocol):
 
 
 @runtime_checkable
+class PrepareRole(Protocol):
+    def prepare(self, view: View, function: FunctionState) -> None:
+        """Work out what the first call of the function must not wait for; called when it has been loaded somewhere."""
+        ...
+
+
+@runtime_checkable
 class ScaleRole(Protocol):
     period_us: int
 
@@ -201,8 +224,8 @@ class View(Clock):
     """
 
     __slots__ = (
-        "_least_costs", "_state", "admission_margin_us", "bandwidth", "batches", "deferred", "devices", "explain", "flows",
-        "functions", "instances", "needs_instance", "picks_slice_size", "predictor", "tenant_weight", "waiting",
+        "_least_costs", "_state", "admission_margin_us", "backlogged", "bandwidth", "batches", "deferred", "devices", "explain",
+        "flows", "functions", "instances", "needs_instance", "picks_slice_size", "predictor", "tenant_weight", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -233,6 +256,8 @@ class View(Clock):
         self.batches = state.batches
         self.waiting: Mapping[str, FunctionState] = state.waiting  #: functions with jobs to be asked about: what is not deferred
         self.deferred = state.deferred  #: functions with jobs that this policy has deferred
+        self.backlogged: Mapping[str, Mapping[str, FunctionState]] = state.backlogged
+        """By device: functions on it that have jobs, to be asked about or deferred."""
         self.needs_instance: Mapping[str, None] = {}  #: for the scale role: functions that lack an instance
 
     @property

@@ -27,6 +27,7 @@ on a device that is nearly idle, to be kept out for calls that hardly ever come 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -93,16 +94,16 @@ class BlockingRule:
     """Claims on each device, worked out anew every so often."""
 
     def __init__(self) -> None:
-        self._claims: dict[str, _DeviceClaims] = {}
+        self._claims: dict[str, DeviceClaims] = {}
         self.blocked_us = -1  #: when units were last kept from a function
 
     def kept_units(self, view: View, function: FunctionState, device: Device, free: int, at_us: int, time_us: int) -> int:
         """Units that a batch of the function, which holds its own from `at_us` on for `time_us`, must leave to others."""
-        claims = self.claims(view, device)
-        if not claims or claims[0].tolerance_us >= time_us:
+        known = self._claims_on(view, device)
+        if not known.least_us or known.least_us[0][0] >= time_us:
             return 0
-        name = function.spec.name
-        urgent = [claim for claim in claims if claim.tolerance_us < time_us > PEER * claim.own_us and claim.function != name]
+        claims, name = known.found, function.spec.name
+        urgent = [claim for claim in known.blocked_by(time_us) if claim.function != name]
         if len(view.devices) > 1:
             urgent = [claim for claim in urgent if not _has_room_elsewhere(view, claim, device)]
         if not urgent:
@@ -151,12 +152,15 @@ class BlockingRule:
 
     def claims(self, view: View, device: Device) -> list[Claim]:
         """Most urgent first."""
+        return self._claims_on(view, device).found
+
+    def _claims_on(self, view: View, device: Device) -> DeviceClaims:
         known = self._claims.get(device.spec.id)
         if known is None:
-            known = self._claims[device.spec.id] = _DeviceClaims()
+            known = self._claims[device.spec.id] = DeviceClaims()
         if known.until_us <= view.now_us:
             known.refresh(view, device)
-        return known.found
+        return known
 
     def _takes_turn(self, view: View, function: FunctionState, device: Device, urgent: list[Claim], time_us: int) -> bool:
         """Whether it could never run beside what is kept, and has left the device alone for long enough."""
@@ -306,32 +310,51 @@ def _has_room_elsewhere(view: View, claim: Claim, device: Device) -> bool:
     return False
 
 
-class _DeviceClaims:
-    """Claims on one device. Where many functions are on it, they are worked out anew a part at a time."""
+class DeviceClaims:
+    """Claims on one device, in order. Where many functions are on it, they are worked out anew a part at a time."""
 
-    __slots__ = ("_by_function", "_to_do", "found", "until_us")
+    __slots__ = ("_by_function", "_to_do", "found", "least_us", "until_us")
 
     def __init__(self) -> None:
         self.until_us = -1
         self.found: list[Claim] = []  #: most urgent first
+        self.least_us: list[tuple[int, Claim]] = []  #: with the time from which on a batch blocks them, least first
         self._by_function: dict[str, Claim] = {}
         self._to_do: list[str] = []  #: functions that have not been looked at in this round
+
+    def blocked_by(self, time_us: int) -> list[Claim]:
+        """Those that a batch of this time would keep from being in time, most urgent first."""
+        return sorted([claim for _, claim in self.least_us[: bisect_left(self.least_us, (time_us,))]])
 
     def refresh(self, view: View, device: Device) -> None:
         self.until_us = view.now_us + FRESH_US
         if not self._to_do:
             self._to_do = list(dict.fromkeys(view.instances[instance].function for instance in reversed(device.instances)))
-            gone = self._by_function.keys() - set(self._to_do)
-            for name in gone:
-                del self._by_function[name]
+            for name in self._by_function.keys() - set(self._to_do):
+                self.replace(name, None)
         for name in self._to_do[-MOST_AT_ONCE:]:
-            claim = _claim(view, view.functions[name], device)
-            if claim is not None:
-                self._by_function[name] = claim
-            else:
-                self._by_function.pop(name, None)
+            self.replace(name, _claim(view, view.functions[name], device))
         del self._to_do[-MOST_AT_ONCE:]
-        self.found = sorted(self._by_function.values())
+
+    def replace(self, name: str, claim: Claim | None) -> None:
+        """What a function claims from now on; None: nothing."""
+        before = self._by_function.get(name)
+        if claim == before:  # as most of them, each time
+            return
+        if before is not None:
+            del self.found[bisect_left(self.found, before)]
+            del self.least_us[bisect_left(self.least_us, (_blocking_us(before), before))]
+        if claim is not None:
+            insort(self.found, claim)
+            insort(self.least_us, (_blocking_us(claim), claim))
+            self._by_function[name] = claim
+        else:
+            del self._by_function[name]
+
+
+def _blocking_us(claim: Claim) -> int:
+    """The time of the longest batch that does not block it: within its tolerance, or no longer than a few of its own."""
+    return max(claim.tolerance_us, PEER * claim.own_us)
 
 
 def _claim(view: View, function: FunctionState, device: Device) -> Claim | None:
@@ -347,14 +370,16 @@ def _claim(view: View, function: FunctionState, device: Device) -> Claim | None:
         return None
     home = next((device.homes[one.id] for one in warm if one.id in device.homes), 0)
     wish = home.bit_count() or spec.units_on(where)
-    sizes = [wish]
-    if view.picks_slice_size and not home and where.limits.per_batch and not where.limits.soft:
-        sizes += [size for size in where.limits.sizes or range(wish + 1, where.units + 1) if size > wish]
     cores = spec.cores_on(where) if where.cores else 0
-    times = [(size, us) for size in sizes if (us := view.latency_us(spec.name, device, 1, size, cores))]
-    if not times:
-        return None
-    units, alone_us = next(((size, us) for size, us in times if us <= slo_us // 2), min(times, key=lambda one: one[1]))
+    units, alone_us = wish, view.latency_us(spec.name, device, 1, wish, cores)
+    if alone_us > slo_us // 2 or not alone_us:
+        sizes = [wish]
+        if view.picks_slice_size and not home and where.limits.per_batch and not where.limits.soft:
+            sizes += [size for size in where.limits.sizes or range(wish + 1, where.units + 1) if size > wish]
+        times = [(size, us) for size in sizes if (us := view.latency_us(spec.name, device, 1, size, cores))]
+        if not times:
+            return None
+        units, alone_us = next(((size, us) for size, us in times if us <= slo_us // 2), min(times, key=lambda one: one[1]))
     if alone_us + device.way_us > slo_us:
         return None
     gap_us = max(1.0, arrivals.offered_gap_us, float(view.now_us - arrivals.offered_us))  # it grows while none arrives

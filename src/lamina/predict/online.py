@@ -18,6 +18,7 @@ a wider margin, since a profile that is wrong where it can be seen may be wrong 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
@@ -249,14 +250,7 @@ class OnlinePredictor:
             return us
         everywhere = self._all_slices.get((function, kind))
         if everywhere is not None:
-            ratio = self._ratios.get((function, kind, units, cores))
-            level = ratio.mean if ratio is not None and ratio.is_separate else everywhere
-            if kind in self.soft_kinds:
-                plan = level.mean + SOFT_SLICE_DEVIATIONS * level.deviation
-            else:
-                plan = level.mean + PLAN_DEVIATIONS * level.deviation
-                if ratio is not None and ratio.is_stale:
-                    plan *= 1 + STALE_MARGIN
+            plan = self._planning_ratio(everywhere, function, kind, units, cores)
             us = int(self.base.median_us(function, kind, batch, units, cores) * plan) + 1
         elif (curve := self._curves.get((function, kind, units, cores))) is not None:
             us = int(curve.planning_us(batch)) + 1
@@ -264,6 +258,26 @@ class OnlinePredictor:
             us = self.base.latency_us(function, kind, batch, units, cores)
         known[key] = us
         return us
+
+    def latencies_us(self, function: str, kind: str, batch: int, units: Sequence[int], cores: int = 0) -> list[int]:
+        """Of all these slices, as tables of configurations ask."""
+        everywhere = self._all_slices.get((function, kind))
+        if everywhere is None:
+            curves = [self._curves.get((function, kind, size, cores)) for size in units]
+            base = self.base.latencies_us(function, kind, batch, units, cores)
+            return [int(one.planning_us(batch)) + 1 if one is not None else us for one, us in zip(curves, base, strict=True)]
+        medians = self.base.medians_us(function, kind, batch, units, cores)
+        plans = [self._planning_ratio(everywhere, function, kind, size, cores) for size in units]
+        return [int(us * plan) + 1 for us, plan in zip(medians, plans, strict=True)]
+
+    def _planning_ratio(self, everywhere: DriftingMean, function: str, kind: str, units: int, cores: int) -> float:
+        """Observed over profiled time on this slice, as plans count with it."""
+        ratio = self._ratios.get((function, kind, units, cores))
+        level = ratio.mean if ratio is not None and ratio.is_separate else everywhere
+        if kind in self.soft_kinds:
+            return level.mean + SOFT_SLICE_DEVIATIONS * level.deviation
+        plan = level.mean + PLAN_DEVIATIONS * level.deviation
+        return plan * (1 + STALE_MARGIN) if ratio is not None and ratio.is_stale else plan
 
     @property
     def level_changes(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -38,6 +38,18 @@ class _Surface:
             return self._along(0, batch) * self.units[0] / units
         low, high = self._along(row - 1, batch), self._along(row, batch)
         return math.exp(math.log(low) * (1 - part) + math.log(high) * part)
+
+    def interpolate_all(self, batch: int, counts: Sequence[int]) -> list[float]:
+        """The same for several unit counts at once: along each row that was measured one goes once."""
+        places = [self._places.get(units) or self._place(units) for units in counts]
+        along = [self._along(row, batch) for row in range(len(self.units))]
+        logs = [math.log(us) for us in along] if any(0 < part < 1 for _, part in places) else along
+        return [
+            along[row] if part == 1.0
+            else math.exp(logs[row - 1] * (1 - part) + logs[row] * part) if row
+            else along[0] * self.units[0] / units
+            for units, (row, part) in zip(counts, places, strict=True)
+        ]  # fmt: skip
 
     def _place(self, units: int) -> tuple[int, float]:
         row, part = bisect_left(self.units, units), 1.0
@@ -115,6 +127,10 @@ def _layer(layers: _Layers, cores: int) -> _Surface:
     return found
 
 
+def _p50_us(point: Point) -> float:
+    return point.p50_us
+
+
 @dataclass(slots=True)
 class ProfileTable:
     """Static predictor from profiles: for simulations, plans, and as the base of predictors that learn."""
@@ -144,6 +160,18 @@ class ProfileTable:
             us = self._known[key] = math.ceil(_layer(layers, cores).interpolate(batch, units)) if layers else 0
         return us
 
+    def latencies_us(self, function: str, kind: str, batch: int, units: Sequence[int], cores: int = 0) -> list[int]:
+        """Of all these slices. Not remembered: tables of configurations are made of it, and they are."""
+        layers = self._plan.get((function, kind)) or self._layers_of(self._plan, function, kind, self._planning_us)
+        if not layers:
+            return [0] * len(units)
+        return [math.ceil(us) for us in _layer(layers, cores).interpolate_all(batch, units)]
+
+    def medians_us(self, function: str, kind: str, batch: int, units: Sequence[int], cores: int = 0) -> list[float]:
+        """Likewise their medians."""
+        layers = self._typical.get((function, kind)) or self._layers_of(self._typical, function, kind, _p50_us)
+        return _layer(layers, cores).interpolate_all(batch, units) if layers else [0.0] * len(units)
+
     def _planning_us(self, point: Point) -> float:
         return max(point.p99_us, point.p50_us) if point.p99_us else point.p50_us * (1 + self.margin)
 
@@ -161,7 +189,7 @@ class ProfileTable:
         key = (function, kind, batch, units, cores)
         us = self._medians.get(key)
         if us is None:
-            layers = self._layers_of(self._typical, function, kind, lambda point: point.p50_us)
+            layers = self._layers_of(self._typical, function, kind, _p50_us)
             us = self._medians[key] = _layer(layers, cores).interpolate(batch, units) if layers else 0.0
         return us
 

@@ -178,6 +178,7 @@ class Cluster:
         if mask:
             device.reserve(instance.id, mask, spec.lend, quota)
         function.add_instance(instance)
+        self._dispatch_queue.instance_added(function, device.spec.id)
         self._state.instances[instance.id] = instance
         self._out.append(Load(instance.id, spec.name, device.spec.id, mask, quota, adopts))
         return instance
@@ -195,11 +196,14 @@ class Cluster:
             self._finish_unload(instance)
         elif instance.phase is InstancePhase.WARM:
             instance.move("drain")
+            self._state.functions[instance.function].on_instance_moved()
 
     def on_ready(self, instance: Instance) -> None:
         """It has been loaded, and takes batches from now on."""
+        function = self._state.functions[instance.function]
         instance.move("ready")
-        self._dispatch_queue.instance_ready(self._state.functions[instance.function], self._state.devices[instance.device])
+        function.on_instance_moved()
+        self._dispatch_queue.instance_ready(function, self._state.devices[instance.device])
 
     def redeploy_instance(self, instance: Instance, spec: FunctionSpec) -> None:
         """Put an instance under a new spec of its function: the terms of its home, or the units its batches ask for."""
@@ -233,6 +237,7 @@ class Cluster:
         """Request its forced end, once; until its loss is reported it gets nothing more to do."""
         if not instance.killed:
             instance.kill()
+            self._state.functions[instance.function].on_instance_moved()
             self._dispatch_queue.needs_instance(instance.function)
             self._out.append(Kill(instance.id, reason))
 
@@ -261,6 +266,7 @@ class Cluster:
         self._dispatch_queue.device_changed(device)  # its memory and its home are free for others
         device.remove_instance(instance.id, instance.memory_mib)
         function.remove_instance(instance)
+        self._dispatch_queue.instance_removed(function, device.spec.id)
         del self._state.instances[instance.id]
         if len(function.queue) and not function.instances:
             self._dispatch_queue.needs_instance(function.spec.name)
@@ -275,6 +281,7 @@ class Cluster:
     def remove_device(self, device: Device) -> None:
         """A lost device, whose instances have been removed."""
         del self._state.devices[device.spec.id]
+        self._dispatch_queue.device_removed(device.spec.id)
         self._dispatch_queue.needs_instance(*self._state.functions)
 
     def release_device(self, decision: ReturnDevice) -> None:
@@ -282,6 +289,7 @@ class Cluster:
         if device.instances:
             raise PolicyError(f"{decision.device} is not empty")
         del self._state.devices[decision.device]
+        self._dispatch_queue.device_removed(decision.device)
         self._out.append(ReleaseDevice(decision.device))
 
 

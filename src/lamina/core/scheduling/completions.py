@@ -10,7 +10,7 @@ from __future__ import annotations
 from lamina.core.device_pace import DevicePace
 from lamina.core.events import BatchFinished, InstanceReady, JobOutcome
 from lamina.core.lifecycle import InstancePhase
-from lamina.core.policy import View
+from lamina.core.policy import PrepareRole, View
 from lamina.core.rolling_update import RollingUpdate
 from lamina.core.scheduling.calls import Tenancy
 from lamina.core.scheduling.cluster import Cluster
@@ -21,12 +21,19 @@ from lamina.core.scheduling.state import Batch, ControllerState
 
 class Completions:
     def __init__(
-        self, state: ControllerState, view: View, cluster: Cluster, tenancy: Tenancy, rolling_update: RollingUpdate
+        self,
+        state: ControllerState,
+        view: View,
+        cluster: Cluster,
+        tenancy: Tenancy,
+        rolling_update: RollingUpdate,
+        prepares: PrepareRole | None,
     ) -> None:
         self._state = state
         self._view = view
         self._cluster = cluster
         self._tenancy = tenancy
+        self._prepares = prepares
         self._rolling_update, self._pace = rolling_update, DevicePace()
 
     def on_batch_finished(self, event: BatchFinished) -> None:
@@ -93,4 +100,6 @@ class Completions:
             predictor.observe(instance.function, kind, batch, units, device_us)
         for job in self._state.functions[instance.function].queue.jobs():  # they have been waiting for this load
             job.run.on_cold_start(self._view.now_us - max(instance.created_us, job.enqueued_us))
+        if self._prepares is not None:
+            self._prepares.prepare(self._view, self._state.functions[instance.function])
         self._rolling_update.on_instance_ready(instance)

@@ -78,7 +78,7 @@ class Queue:
 
 
 class DispatchQueue:
-    """Functions with jobs. Writer of `waiting` and `deferred` of the state, and of what is in queues.
+    """Functions with jobs. Writer of `waiting`, `deferred` and `backlogged` of the state, and of what is in queues.
 
     A function with jobs is in exactly one of two places: `waiting`, and the policy is asked about it after every event, or
     `deferred`, and it is not, until the time it named has come or something has changed that it could not foresee. What changes
@@ -108,6 +108,9 @@ class DispatchQueue:
     def enqueue(self, function: FunctionState, job: Job) -> None:
         queue, state, name = function.queue, self._state, job.function
         queue.add(job)
+        if len(queue) == 1:
+            for host in function.instances_by_device:
+                state.backlogged.setdefault(host, {})[name] = function
         deferred = state.deferred.get(name)
         if deferred is None:
             state.waiting[name] = function
@@ -121,6 +124,8 @@ class DispatchQueue:
         function.queue.remove_all(jobs)
         if not len(function.queue):
             state = self._state
+            for host in function.instances_by_device:
+                del state.backlogged[host][function.spec.name]
             state.waiting.pop(function.spec.name, None)
             if function.spec.name in state.deferred:
                 self._end_deferral(function.spec.name)
@@ -130,6 +135,18 @@ class DispatchQueue:
                     if instance.id in device.lent:
                         self.device_changed(device)
         return self._delays.pop(function.spec.name, "") if self._delays else ""
+
+    def device_removed(self, host: str) -> None:
+        self._state.backlogged.pop(host, None)
+
+    def instance_added(self, function: FunctionState, host: str) -> None:
+        """Its jobs may be served there too."""
+        if len(function.queue):
+            self._state.backlogged.setdefault(host, {})[function.spec.name] = function
+
+    def instance_removed(self, function: FunctionState, host: str) -> None:
+        if len(function.queue) and host not in function.instances_by_device:
+            del self._state.backlogged[host][function.spec.name]
 
     def defer(self, decision: Defer) -> None:
         name = decision.function

@@ -10,7 +10,7 @@ Light and concurrent functions have parts of units: they join shared ones as if 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import merge
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
@@ -48,8 +48,8 @@ UpcomingUnits = tuple["Instance", "Device", int, int, bool, int, "Batch"]
 """Likewise once a running batch has ended: with the time of that, and the batch."""
 
 
-def free_slots(view: View, function: FunctionState) -> Iterator[FreeUnits]:
-    """Units open now, one entry per instance that could take a batch at once. An idle home comes alone, and as a whole.
+def free_slots(view: View, function: FunctionState, instances: Iterable[Instance] = ()) -> Iterator[FreeUnits]:
+    """Units open now, one entry per instance (of these, or all) that could take a batch. An idle home comes alone, and whole.
 
     The bandwidth limit is left to the caller, who knows how many units it wants: `view.max_units_by_bandwidth`.
     """
@@ -57,7 +57,7 @@ def free_slots(view: View, function: FunctionState) -> Iterator[FreeUnits]:
     if function.bucket and function.bucket.ready_at_us(now_us) > now_us:
         return
     devices = view.devices
-    for instance in function.instances.values():
+    for instance in instances or function.instances.values():
         if instance.phase is not InstancePhase.WARM or (instance.bucket and instance.bucket.ready_at_us(now_us) > now_us):
             continue
         device = devices[instance.device]

@@ -228,6 +228,7 @@ class FunctionState:
     rejections: int = 0  #: since its last batch ended
     usual_part: float = 1.0  #: of the time predicted, which is seldom exceeded: what batches take on average
     jobs_in_quarantine: int = 0  #: ran beside others on a worker that died, and have not been tried since
+    placements: int = 0  #: changes of its instances or their phases: what was worked out about them holds until the next
 
     def batches_at_once(self, device: Device) -> int:
         """Batches one instance may run at once; 0: no limit. One at a time while it is not known which job kills."""
@@ -239,6 +240,7 @@ class FunctionState:
         """A new version, and a second chance if it kept crashing."""
         self.spec = spec
         self.consecutive_crashes = self.load_not_before_us = 0
+        self.placements += 1
 
     def set_quota(self, bucket: TokenBucket | None) -> None:
         self.bucket = bucket
@@ -251,11 +253,17 @@ class FunctionState:
         self.loads_started += 1
         return f"{self.spec.name}-{self.loads_started}"
 
+    def on_instance_moved(self) -> None:
+        """One of its instances is in another phase."""
+        self.placements += 1
+
     def add_instance(self, instance: Instance) -> None:
+        self.placements += 1
         self.instances[instance.id] = instance
         self.instances_by_device[instance.device] = self.instances_by_device.get(instance.device, 0) + 1
 
     def remove_instance(self, instance: Instance) -> None:
+        self.placements += 1
         del self.instances[instance.id]
         self.instances_by_device[instance.device] -= 1
         if not self.instances_by_device[instance.device]:
@@ -307,6 +315,7 @@ class ControllerState:
     batches: dict[int, Batch] = field(default_factory=dict)
     waiting: dict[str, FunctionState] = field(default_factory=dict)  #: functions with jobs, to be asked about
     deferred: dict[str, Defer] = field(default_factory=dict)  #: functions with jobs the policy has deferred
+    backlogged: dict[str, dict[str, FunctionState]] = field(default_factory=dict)  #: by device: functions on it that have jobs
     booking_horizon_us: int = NEVER_US  #: no booking earlier than this before a slice is free: another tenant's turn may come
     next_job_id: Callable[[], int] = field(default_factory=lambda: count(1).__next__)
     next_batch_id: Callable[[], int] = field(default_factory=lambda: count(1).__next__)
@@ -353,6 +362,8 @@ class ControllerState:
             assert not (name in self.waiting and name in self.deferred), f"{name} is to be asked about and put off"
             assert (len(function.queue) > 0) == (name in self.waiting or name in self.deferred), f"{name} is not listed right"
             hosts = Counter(i.device for i in function.instances.values())
+            listed = {host for host, those in self.backlogged.items() if name in those}
+            assert listed == (hosts.keys() if len(function.queue) else set()), f"{name} is not counted where it waits"
             assert function.instances_by_device == hosts, f"{name} is not where it is said to be"
             jobs = function.queue.jobs()
             assert len({job.id for job in jobs}) == len(jobs), f"{name} queues a job twice"

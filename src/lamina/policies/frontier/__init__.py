@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from lamina.core.actions import Reject
-from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import Admitted, Decision, Defer, Drop, Start, View
 from lamina.core.scheduling.jobs import Job
 from lamina.core.scheduling.queues import Order
@@ -159,6 +158,10 @@ class Policy:
     def warm_up(self) -> None:
         """Import what workflow plans are made with. At the first plan that would take longer than most calls have."""
         import numpy  # noqa: F401
+
+    def prepare(self, view: View, function: FunctionState) -> None:
+        """Build its configuration table: of thousands of functions, most calls are the first in a while."""
+        self._tables.prepare(view, function)
 
     def scale(self, view: View) -> Iterator[Decision]:
         return self._autoscaler.scale(view)
@@ -362,16 +365,15 @@ class Policy:
         """One job on the best slice of any device the function is on, and the same with the way there and back; 0 if unknown,
         below 0 if it is on none."""
         fastest_us = soonest_us = -1
-        for instance in function.instances.values():
-            if instance.phase is InstancePhase.WARM:
-                device = view.devices[instance.device]
-                config = self._tables.table_for(view, function, device).fastest()
-                us = config.time_us if config is not None else 0
-                there_us = us + device.way_us if us else 0
-                if fastest_us < 0 or us < fastest_us:
-                    fastest_us = us
-                if soonest_us < 0 or there_us < soonest_us:
-                    soonest_us = there_us
+        for hosts in self._tables.warm_hosts(view, function):
+            config = hosts.table.fastest()
+            us = config.time_us if config is not None else 0
+            way_us = hosts.devices[0].way_us if len(hosts.devices) == 1 else hosts.way_us
+            there_us = us + way_us if us else 0
+            if fastest_us < 0 or us < fastest_us:
+                fastest_us = us
+            if soonest_us < 0 or there_us < soonest_us:
+                soonest_us = there_us
         return fastest_us, soonest_us
 
 

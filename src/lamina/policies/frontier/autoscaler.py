@@ -12,11 +12,13 @@ On top of what every policy gets (`policies/defaults.py`):
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, islice
+from zlib import crc32
 
 from lamina.core.lifecycle import InstancePhase
-from lamina.core.policy import Decision, LoadInstance, RequestDevice, ReturnDevice, UnloadInstance, View
+from lamina.core.policy import Decision, LoadInstance, RequestDevice, RescaleAt, ReturnDevice, UnloadInstance, View
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState, Instance
 from lamina.planner.arrival_rates import ArrivalRates
@@ -37,6 +39,16 @@ TARGET = 0.75
 
 HOT, APART = 0.6, 0.15
 """A device above this load shares with one that has at least so much less."""
+
+FEW, SLICE = 64, 16
+"""Up to so many functions are looked at in one go; more in slices of so many."""
+
+MIN_GAP_US = 1_000
+"""Between two slices at least: ten thousand functions are seen in 0.6 seconds, a hundred thousand in six."""
+
+MAX_COMPARED, STRIDE = 32, 37
+"""Devices of one kind that are compared for an instance, and how much further on the next time: of a thousand alike, the best of
+some is as good as the best."""
 
 MOVES = 4
 """New instances per rebalancing: loading takes a device's time, too."""
@@ -60,24 +72,48 @@ class FrontierAutoscaler:
     tables: ConfigTables
     rates: ArrivalRates
     _full_scan_at_us: int = 0
-    _last_sizes: tuple[int, int] = (0, 0)  #: functions and devices at the last full scan
+    _last_sizes: tuple[int, int] = (0, 0)  #: functions and devices when the last full scan began
+    _to_scan: list[FunctionState] = field(default_factory=list)  #: left of the scan under way, the next one last
+    _next_slice_us: int = 0
+    _load: dict[str, float] = field(default_factory=dict)  #: per device, how much of it demand takes; of those scanned
     _requested: dict[str, int] = field(default_factory=dict)  #: kind -> when one more was requested
 
     def scale(self, view: View) -> Iterator[Decision]:
         sizes = (len(view.functions), len(view.devices))
-        if view.now_us < self._full_scan_at_us and sizes == self._last_sizes:
-            for name in [*view.waiting, *view.deferred]:
-                function = view.functions[name]
-                if not function.instances:
-                    yield from self._scale_function(view, function)
+        if (view.now_us >= self._full_scan_at_us and not self._to_scan) or sizes != self._last_sizes:
+            self._full_scan_at_us, self._last_sizes = view.now_us + self.period_us, sizes
+            self._to_scan = list(reversed(view.functions.values()))
+            self._load = dict.fromkeys(view.devices, 0.0)
+            yield from self._scan(view)
             return
-        self._full_scan_at_us, self._last_sizes = view.now_us + self.period_us, sizes
+        for name in [*view.waiting, *view.deferred]:
+            function = view.functions[name]
+            if not function.instances:
+                yield from self._scale_function(view, function)
+        if self._to_scan:
+            if view.now_us >= self._next_slice_us:
+                yield from self._scan(view)
+            else:
+                yield RescaleAt(self._next_slice_us)
+
+    def _scan(self, view: View) -> Iterator[Decision]:
+        """The next functions of a scan, and after the last of them devices. A thousand functions take longer than a call has, so
+        they are looked at in slices over half of the period."""
         kinds = {device.spec.kind for device in view.devices.values()}
-        for function in list(view.functions.values()):
+        left = SLICE if self._last_sizes[0] > FEW else FEW
+        while self._to_scan and left > 0:
+            function = self._to_scan.pop()
             yield from self._scale_function(view, function)
             if len(kinds) > 1 and 0 < len(function.instances) < function.spec.scale.max and not function.spec.home:
                 yield from self._second_device_kind(view, function)
-        load = self._load(view)
+            self._add_load(view, function)
+            left -= 1
+        if self._to_scan:
+            slices = -(-self._last_sizes[0] // SLICE)
+            self._next_slice_us = view.now_us + max(MIN_GAP_US, self.period_us // 2 // slices)
+            yield RescaleAt(self._next_slice_us)
+            return
+        load = {name: self._load.get(name, 0.0) for name in view.devices}
         yield from self._rebalance(view, load)
         yield from self._devices(view, load)
 
@@ -203,13 +239,16 @@ class FrontierAutoscaler:
 
     def _pick_device(self, view: View, function: FunctionState) -> Device | None:
         """Where it is in time, on a machine of its own where it is to stand on several, cheapest; of equals, the device with most
-        units per instance."""
+        units per instance. Of many devices of one kind some are compared, others each time."""
         spec = function.spec
         best, best_rank = None, (0, 0, 0, 0.0, 0.0)
-        for device in view.devices.values():
-            if not fits(function, device, {}):
+        compared: dict[str, int] = {}
+        for device in _from_next(view, function):
+            kind = device.spec.kind
+            if compared.get(kind, 0) >= MAX_COMPARED or not fits(function, device, {}):
                 continue
-            mine = sum(instance.device == device.spec.id for instance in function.instances.values())
+            compared[kind] = compared.get(kind, 0) + 1
+            mine = function.instances_by_device.get(device.spec.id, 0)
             if has_enough_instances(spec, device.spec, mine):
                 continue
             config = self._usual_config(view, function, device)
@@ -236,21 +275,19 @@ class FrontierAutoscaler:
 
     # -------------------------------------------------------------- load, devices
 
-    def _load(self, view: View) -> dict[str, float]:
-        """Per device, how much of it demand takes."""
-        load = dict.fromkeys(view.devices, 0.0)
-        for name, function in view.functions.items():
-            rate = self.rates.scaling_rates.get(name, 0.0)
-            rates: dict[str, float] = {}
-            for instance in function.instances.values():
-                device = view.devices[instance.device]
-                config = self._usual_config(view, function, device) if rate > 0 else None
-                if config is not None:
-                    work = self.tables.table_for(view, function, device).unit_us_per_request(config)
-                    rates[instance.device] = device.spec.units / max(1.0, work)
-            for host in rates:
-                load[host] += rate / sum(rates.values())
-        return load
+    def _add_load(self, view: View, function: FunctionState) -> None:
+        """What its demand takes of the devices it is on."""
+        rate = self.rates.scaling_rates.get(function.spec.name, 0.0)
+        rates: dict[str, float] = {}
+        for instance in function.instances.values() if rate > 0 else ():
+            device = view.devices[instance.device]
+            config = self._usual_config(view, function, device)
+            if config is not None:
+                work = self.tables.table_for(view, function, device).unit_us_per_request(config)
+                rates[instance.device] = device.spec.units / max(1.0, work)
+        total = sum(rates.values())
+        for host in rates:
+            self._load[host] = self._load.get(host, 0.0) + rate / total
 
     def _rebalance(self, view: View, load: dict[str, float]) -> Iterator[Decision]:
         for _ in range(MOVES):
@@ -301,6 +338,15 @@ class FrontierAutoscaler:
                     yield UnloadInstance(instance_id)
                 if not last.instances:
                     yield ReturnDevice(last.spec.id)
+
+
+def _from_next(view: View, function: FunctionState) -> Iterable[Device]:
+    """All devices; of many, from another one on for each function and load."""
+    devices = view.devices.values()
+    if len(devices) <= MAX_COMPARED:
+        return devices
+    first = (crc32(function.spec.name.encode()) + STRIDE * function.loads_started) % len(devices)
+    return chain(islice(devices, first, None), islice(devices, first))
 
 
 def _suited(view: View, function: FunctionState) -> Iterator[Device]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import View
@@ -22,8 +23,11 @@ BACKLOG_FRESH_US = 1_000
 """How long a snapshot of all queues is good for."""
 
 
-MOST_AT_ONCE = 64
+MOST_AT_ONCE = 32
 """Queues that are added up at once: of thousands, all would take longer than a call has."""
+
+MAX_HOSTS = 16
+"""Of a function on more devices, so many speak for all: an arrival must not take longer the more devices there are."""
 
 
 @dataclass(slots=True)
@@ -73,34 +77,32 @@ def _drained_us(view: View, device: Device, unit_us: float) -> int:
 
 @dataclass(slots=True)
 class _WorkSweep:
-    """Work per device of all queues. Where many wait, they are added up a part at a time, and the last sum holds meanwhile."""
+    """Work of all queues on one device. Where many wait, they are added up a part at a time, and the last sum holds meanwhile."""
 
-    found: dict[str, float] = field(default_factory=dict)
+    unit_us: float = 0.0
     until_us: int = -1
-    to_do: list[str] = field(default_factory=list)
-    _sum: dict[str, float] = field(default_factory=dict)
+    to_do: list[FunctionState] = field(default_factory=list)
+    _sum: float = 0.0
 
-    def begin(self, view: View) -> None:
-        self._sum = {}
-        self.to_do = [*view.waiting, *view.deferred]
+    def begin(self, view: View, host: str) -> None:
+        self._sum = 0.0
+        self.to_do = list(view.backlogged.get(host, {}).values())
         self.until_us = view.now_us + BACKLOG_FRESH_US * (1 + len(self.to_do) // MOST_AT_ONCE)
         self.to_do.reverse()
         if not self.to_do:
-            self.found = self._sum
+            self.unit_us = 0.0
 
-    def advance(self, view: View, tables: ConfigTables, due_us: int) -> None:
-        work = self._sum
-        for name in self.to_do[: -MOST_AT_ONCE - 1 : -1]:
-            function = view.functions[name]
+    def advance(self, view: View, tables: ConfigTables, device: Device, due_us: int) -> None:
+        for function in self.to_do[: -MOST_AT_ONCE - 1 : -1]:
             jobs, hosts = function.queue.count_due_before(due_us), function.instances_by_device
-            for host in hosts if jobs else ():
-                table = tables.table_for(view, function, view.devices[host])
+            if jobs and device.spec.id in hosts:
+                table = tables.table_for(view, function, device)
                 config = table.cheapest_within(min(jobs, table.max_batch), NEVER_US)
                 if config is not None:
-                    work[host] = work.get(host, 0.0) + jobs * table.unit_us_per_request(config) / len(hosts)
+                    self._sum += jobs * table.unit_us_per_request(config) / len(hosts)
         del self.to_do[-MOST_AT_ONCE:]
         if not self.to_do:
-            self.found = work
+            self.unit_us = self._sum
 
 
 @dataclass(slots=True)
@@ -115,7 +117,7 @@ class BacklogModel:
     _parts_us: dict[str, dict[str, int]] = field(default_factory=dict)
     """Per function and workflow that calls it, its part of the time of a call."""
     _taken_us: int = -1
-    _work: dict[int, _WorkSweep] = field(default_factory=dict)  #: by the logarithm of how far ahead
+    _work: dict[tuple[str, int], _WorkSweep] = field(default_factory=dict)  #: by device and the logarithm of how far ahead
     _snapshots: dict[tuple[int, bool], BacklogSnapshot] = field(default_factory=dict)  #: by the logarithm of how far ahead
 
     def snapshot(self, view: View, allowed_us: int, with_expected: bool) -> BacklogSnapshot:
@@ -148,12 +150,15 @@ class BacklogModel:
     def drained_us(self, view: View, function: FunctionState, allowed_us: int) -> int:
         """When all that waits and is due within this time is done, on the device of the function where that is soonest, if every
         unit is used as soon as it is free."""
-        work, soonest_us = self._least_work(view, allowed_us), NEVER_US
-        for host in function.instances_by_device:
-            unit_us = work.get(host, 0.0)
+        soonest_us, hosts = NEVER_US, function.instances_by_device
+        for host in islice(hosts, 0, None, -(-len(hosts) // MAX_HOSTS)) if len(hosts) > MAX_HOSTS else hosts:
+            if not view.backlogged.get(host):
+                return 0
+            device = view.devices[host]
+            unit_us = self._least_work(view, device, allowed_us)
             if not unit_us:
                 return 0
-            soonest_us = min(soonest_us, _drained_us(view, view.devices[host], unit_us))
+            soonest_us = min(soonest_us, _drained_us(view, device, unit_us))
         return soonest_us if soonest_us < NEVER_US else 0
 
     def wait_us(self, view: View, function: FunctionState) -> float:
@@ -161,17 +166,19 @@ class BacklogModel:
         snapshot = self.snapshot(view, NEVER_US, False)
         return min([snapshot.backlog_us(view, host) for host in function.instances_by_device], default=0.0)
 
-    def _least_work(self, view: View, allowed_us: int) -> dict[str, float]:
-        """Per device, the unit-microseconds all jobs due within this time take at least, in the largest batches there are."""
-        scale = allowed_us.bit_length()
-        sweep = self._work.get(scale)
+    def _least_work(self, view: View, device: Device, allowed_us: int) -> float:
+        """Unit-microseconds that all jobs due within this time take there at least, in the largest batches there are."""
+        key = (device.spec.id, allowed_us.bit_length())
+        sweep = self._work.get(key)
         if sweep is None:
-            sweep = self._work[scale] = _WorkSweep()
+            if len(self._work) > 64 * len(view.devices):  # more than there are keys: devices have left
+                self._work.clear()
+            sweep = self._work[key] = _WorkSweep()
         if not sweep.to_do and view.now_us >= sweep.until_us:
-            sweep.begin(view)
+            sweep.begin(view, device.spec.id)
         if sweep.to_do:
-            sweep.advance(view, self.tables, view.now_us + allowed_us)
-        return sweep.found
+            sweep.advance(view, self.tables, device, view.now_us + allowed_us)
+        return sweep.unit_us
 
     def work_per_call(self, view: View, flow: Flow) -> dict[str, float]:
         """Unit-microseconds one call takes on each device, in full batches."""

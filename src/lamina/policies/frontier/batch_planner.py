@@ -227,6 +227,8 @@ def cheaper_upcoming_slots(
         return config.cost + plan.step.after.cost_within(head.run.call.deadline_us - now_us - us)
 
     over = config.cost > cost_limit
+    if not over and len(tables.warm_hosts(view, function)) < 2:
+        return []  # on one kind only, as it nearly always is
     least = math.inf if over else total(config, slot.at_us - now_us) * (1 - MIN_SAVING)
     found: list[tuple[float, int, CandidateSlot]] = []
     for other in upcoming_candidates(view, tables, blocking, function, head.due_us):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from typing import NamedTuple
 
 from lamina.core.policy import View
@@ -13,6 +14,16 @@ from lamina.core.scheduling.state import Batch, FunctionState, Instance
 from lamina.core.unit_blocks import find_block
 from lamina.planner.blocking import BlockingRule
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, ConfigTables, ParetoFront, largest_fit
+
+MAX_CANDIDATES = 16
+"""Of a function with more instances, so many slots are compared, or two of them on idle devices: there is none better."""
+
+
+SPREAD = 2654435761
+"""Knuth's multiplier: batches of equal size do not come back to the same instances."""
+
+NEAR = 1.25
+"""Times the shortest way: a device no further than that is as good as the nearest."""
 
 
 class CandidateSlot(NamedTuple):
@@ -67,7 +78,12 @@ def free_candidates(
     insist on."""
     now_us = view.now_us
     found: list[CandidateSlot] = []
-    for instance, device, free, cores, is_home in free_slots(view, function):
+    instances: Iterable[Instance] = ()
+    most, near_us, idle = -1, 0, -1
+    if len(function.instances) > MAX_CANDIDATES:
+        instances = _from_next(function)
+        most, near_us, idle = _comparison(view, tables, function)
+    for instance, device, free, cores, is_home in free_slots(view, function, instances):
         table = tables.table_for(view, function, device)
         may_insist = False
         if not is_home and len(device.instances) > 1 and (fastest := table.fastest()):
@@ -80,7 +96,26 @@ def free_candidates(
             found.append(CandidateSlot(instance, device, table, free, free.bit_count(), cores, True, at_us, is_exact=True))
         elif units := largest_fit(free, table.unit_counts, device.spec.limits.aligned, device.spec.units):
             found.append(CandidateSlot(instance, device, table, free, units, cores, False, at_us, insists=may_insist))
+            idle -= free == device.all_units and not device.cores_busy and device.way_us <= near_us
+        if not idle or len(found) == most:
+            break
     return found if view.bandwidth is None else _within_bandwidth(view, function, found)
+
+
+def _from_next(function: FunctionState) -> Iterable[Instance]:
+    """Its instances, from another one on each time: a comparison of the first few must not give all batches to the same ones."""
+    instances = function.instances.values()
+    first = (function.arrivals.count * SPREAD >> 16) % len(instances)
+    return chain(islice(instances, first, None), islice(instances, first))
+
+
+def _comparison(view: View, tables: ConfigTables, function: FunctionState) -> tuple[int, int, int]:
+    """How many slots are compared; up to which way a device is near; and how many near and idle ones are enough. All of them,
+    unless they are many and alike."""
+    hosts = tables.warm_hosts(view, function)
+    if len(hosts) != 1 or function.spec.home or hosts[0].devices[0].spec.link_mib_per_s:
+        return -1, 0, -1
+    return MAX_CANDIDATES, int(hosts[0].way_us * NEAR), 2
 
 
 def upcoming_candidates(

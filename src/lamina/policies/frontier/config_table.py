@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import NamedTuple, Protocol
 
-from lamina.core.policy import View
+from lamina.core.lifecycle import InstancePhase
+from lamina.core.policy import RowPredictor, View
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState
 from lamina.core.unit_blocks import find_block
@@ -62,6 +63,10 @@ ParetoFront = tuple[list[int], list[BatchConfig]]
 
 class LatencyFunction(Protocol):
     def __call__(self, batch: int, units: int, cores: int) -> int: ...
+
+
+class RowFunction(Protocol):
+    def __call__(self, batch: int, units: tuple[int, ...], cores: int) -> list[int]: ...
 
 
 def sizes_up_to(most: int, every: int = EVERY_SIZE_UP_TO) -> list[int]:
@@ -118,28 +123,46 @@ class ConfigTable:
     built_us: int = 0
     recheck_us: int = 0  #: when it is next compared with what is predicted
     function: FunctionSpec | None = None  #: that it was built for
+    latencies_us: RowFunction | None = None  #: the same for all slices at once, if the predictor can say it
     batch_sizes: list[int] = field(init=False)
     is_known: bool = field(init=False)  #: a latency is known
-    _slices: list[tuple[int, int, float]] = field(init=False)  #: all there are: units, cores, price
-    _configs: dict[int, list[BatchConfig]] = field(default_factory=dict)
+    _prices: list[tuple[int, list[float]]] = field(init=False)  #: of all slices there are, by units and cores
+    _rows: dict[int, list[list[int]]] = field(default_factory=dict)  #: by batch: times by units and cores
     _fronts: dict[tuple[int, int, int], ParetoFront] = field(default_factory=dict)
-    _samples: list[tuple[int, int, int, int]] = field(default_factory=list)
+    _samples: list[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.batch_sizes = sizes_up_to(self.max_batch)
-        sizes = [(units, cores) for units in self.unit_counts for cores in self.core_counts]
-        self._slices = [(units, cores, self.spec.lease_price(units, cores) * self.part) for units, cores in sizes]
-        cores = self.core_counts[-1]
-        for units in self.unit_counts:
-            for batch in (1, self.max_batch):
-                self._samples.append((batch, units, cores, self.latency_us(batch, units, cores)))
-        self.is_known = any(us for *_, us in self._samples)
+        lease_price = self.spec.lease_price
+        self._prices = [
+            (units, [lease_price(units, cores) * self.part for cores in self.core_counts]) for units in self.unit_counts
+        ]
+        self._samples = self._sample()
+        self.is_known = any(any(times) for times in self._samples)
+
+    def _sample(self) -> list[list[int]]:
+        """Times of the least and the largest batch on all slices."""
+        return [self._column(batch, self.core_counts[-1]) for batch in (1, self.max_batch)]
+
+    def _column(self, batch: int, cores: int) -> list[int]:
+        """Times of a batch on all slices with so many cores."""
+        if self.latencies_us is not None:
+            return self.latencies_us(batch, self.unit_counts, cores)
+        return [self.latency_us(batch, units, cores) for units in self.unit_counts]
+
+    def _times(self, batch: int) -> list[list[int]]:
+        rows = self._rows.get(batch)
+        if rows is None:
+            columns = [self._column(batch, cores) for cores in self.core_counts]
+            rows = self._rows[batch] = [list(row) for row in zip(*columns, strict=True)]
+        return rows
 
     def is_stale(self) -> bool:
         """Whether predictions have moved since it was built."""
-        for batch, units, cores, us in self._samples:
-            if abs(self.latency_us(batch, units, cores) - us) > STALE_CHANGE * us:
-                return True
+        for before, after in zip(self._samples, self._sample(), strict=True):
+            for us, now_us in zip(before, after, strict=True):
+                if abs(now_us - us) > STALE_CHANGE * us:
+                    return True
         return False
 
     def cheapest_within(self, count: int, within_us: int) -> BatchConfig | None:
@@ -179,15 +202,16 @@ class ConfigTable:
 
     def configs(self, batch: int) -> list[BatchConfig]:
         """All ways to run a batch of this size."""
-        found = self._configs.get(batch)
-        if found is None:
-            found = []
-            for units, cores, price in self._slices:
-                us = self.latency_us(batch, units, cores)
-                if us:
-                    found.append(BatchConfig(price * us / batch, us, batch, units, cores))
-            self._configs[batch] = found
-        return found
+        return [BatchConfig(cost, us, batch, units, cores) for us, cost, _, units, cores in self._weighed(batch)]
+
+    def _weighed(self, batch: int) -> list[tuple[int, float, int, int, int]]:
+        """Time, cost, the batch below zero, units and cores of each: in that order the first of equals is the better one."""
+        return [
+            (us, price * us / batch, -batch, units, cores)
+            for (units, prices), row in zip(self._prices, self._times(batch), strict=True)
+            for cores, price, us in zip(self.core_counts, prices, row, strict=True)
+            if us
+        ]
 
     def _build_front(self, count: int, units: int, cores: int) -> ParetoFront:
         """From the front of fewer jobs there is nearest to it, and the larger batches that were not weighed there."""
@@ -204,32 +228,37 @@ class ConfigTable:
                 break
             start -= 1
         if start < place:
-            fitting = [config for size in sizes[start + 1 : place + 1] for config in self.configs(size)]
-            if abs(units) < self.unit_counts[-1] or units < 0 or cores < self.core_counts[-1]:
-                fitting = [config for config in fitting if _fits(config, units, cores)]
-            configs = _undominated(configs + fitting)
+            weighed = [one for size in sizes[start + 1 : place + 1] for one in self._weighed(size)]
+            if units < self.unit_counts[-1] or cores < self.core_counts[-1]:  # below zero: exactly so many
+                weighed = [one for one in weighed if one[4] <= cores and (one[3] <= units if units >= 0 else one[3] == -units)]
+            configs = _undominated(configs, weighed)
         front = fronts[count, units, cores] = fronts[sizes[place], units, cores] = ([config[1] for config in configs], configs)
         return front
 
 
-def _fits(config: BatchConfig, units: int, cores: int) -> bool:
-    return config.cores <= cores and (config.units <= units if units >= 0 else config.units == -units)
-
-
-def _undominated(configs: list[BatchConfig]) -> list[BatchConfig]:
-    """Without those beaten in both time and cost, fastest first; of equal ones the larger batch."""
+def _undominated(front: list[BatchConfig], weighed: list[tuple[int, float, int, int, int]]) -> list[BatchConfig]:
+    """Of a front and more configurations, those not beaten in both time and cost, fastest first; of equal ones the larger
+    batch."""
     kept: list[BatchConfig] = []
     least = math.inf
-    for config in sorted(configs, key=_by_time):
-        if config[0] < least:
-            kept.append(config)
-            least = config[0]
+    before = [(us, cost, -batch, units, cores) for cost, us, batch, units, cores in front]
+    for us, cost, batch, units, cores in sorted(before + weighed):
+        if cost < least:
+            kept.append(BatchConfig(cost, us, -batch, units, cores))
+            least = cost
     return kept
 
 
-def _by_time(config: BatchConfig) -> tuple[int, float, int]:
-    cost, time_us, batch, _, _ = config
-    return time_us, cost, -batch
+class WarmHosts(NamedTuple):
+    """Devices of one kind on which a function is warm."""
+
+    table: ConfigTable
+    devices: list[Device]
+
+    @property
+    def way_us(self) -> int:
+        """Way to the nearest."""
+        return min([device.way_us for device in self.devices])
 
 
 @dataclass(slots=True)
@@ -238,6 +267,25 @@ class ConfigTables:
 
     _tables: dict[tuple[str, tuple[object, ...]], ConfigTable] = field(default_factory=dict)
     _shapes: dict[str, tuple[DeviceSpec, tuple[object, ...]]] = field(default_factory=dict)
+    _warm: dict[str, tuple[int, int, list[WarmHosts]]] = field(default_factory=dict)
+    """By function: until when, with which placements, and where it is warm."""
+
+    def warm_hosts(self, view: View, function: FunctionState) -> list[WarmHosts]:
+        """Where it is warm, by kind of device: found anew when its instances have changed, or a table may have to be."""
+        name = function.spec.name
+        until_us, placements, found = self._warm.get(name, (0, -1, []))
+        if placements != function.placements or view.now_us >= until_us:
+            by_table: dict[int, WarmHosts] = {}
+            until_us = NEVER_US
+            for instance in function.instances.values():
+                if instance.phase is InstancePhase.WARM:
+                    device = view.devices[instance.device]
+                    table = self.table_for(view, function, device)
+                    until_us = min(until_us, table.recheck_us if table.is_known else 0)
+                    by_table.setdefault(id(table), WarmHosts(table, [])).devices.append(device)
+            found = list(by_table.values())
+            self._warm[name] = (until_us, function.placements, found)
+        return found
 
     def table_for(self, view: View, function: FunctionState, device: Device) -> ConfigTable:
         spec = device.spec
@@ -258,6 +306,12 @@ class ConfigTables:
         table.recheck_us = now_us + max(least_us, min(CHECK_US, now_us - table.built_us))
         return table
 
+    def prepare(self, view: View, function: FunctionState) -> None:
+        """Build what the first call of a loaded function would else have to wait for."""
+        for hosts in self.warm_hosts(view, function):
+            hosts.table.best_throughput(function.spec.slo.latency_us)
+            hosts.table.fastest()
+
     def tables_of(self, view: View, function: FunctionState) -> list[ConfigTable]:
         """One per kind of device: those it is on, else those it could be on."""
         on = [view.devices[instance.device] for instance in function.instances.values()]
@@ -265,15 +319,20 @@ class ConfigTables:
         return list({id(table): table for table in (self.table_for(view, function, device) for device in could)}.values())
 
     def invalidate(self, function: str) -> None:
+        self._warm.pop(function, None)
         for key in [key for key in self._tables if key[0] == function]:
             del self._tables[key]
 
     def _build(self, view: View, function: FunctionState, device: Device, times_built: int) -> ConfigTable:
         spec, where = function.spec, device.spec
-        latency_us = partial(view.predictor.latency_us, spec.name, where.kind)
+        predictor = view.predictor
+        latency_us: LatencyFunction = partial(predictor.latency_us, spec.name, where.kind)
+        row = partial(predictor.latencies_us, spec.name, where.kind) if isinstance(predictor, RowPredictor) else None
         units, cores = unit_counts_on(spec, where), core_counts_on(spec, where)
         part = spec.parts_on(where) / WHOLE_UNIT
-        return ConfigTable(latency_us, spec.max_batch, units, cores, where, part, times_built, view.now_us, function=spec)
+        return ConfigTable(
+            latency_us, spec.max_batch, units, cores, where, part, times_built, view.now_us, function=spec, latencies_us=row
+        )
 
 
 def _shape(spec: DeviceSpec) -> tuple[object, ...]:

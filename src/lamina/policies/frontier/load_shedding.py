@@ -14,13 +14,15 @@ was not busy: a few calls more than usual in a fifth of a second are no overload
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 
 from lamina.core.policy import View
 from lamina.core.workflow.flow import Flow
 from lamina.planner.max_min import Demand, max_min
-from lamina.policies.frontier.backlog import BacklogModel
+from lamina.policies.frontier.backlog import MAX_HOSTS, BacklogModel
 from lamina.types import Call
 
 UPDATE_US = 200_000
@@ -40,6 +42,9 @@ NEARLY_LATE = 0.8
 
 SHORT_US = 100_000
 """Streams that have had more than their share are held back for so long after one that has not was rejected or late."""
+
+FEW, PART = 64, 16
+"""Up to so many streams are added up at once; of more, so many with each call that arrives."""
 
 Stream = tuple[str, str]
 """Target and tenant."""
@@ -67,19 +72,22 @@ class LoadShedder:
     _interval_us: dict[Stream, float] = field(default_factory=dict)  #: between calls at its share, of streams held back
     _clock_us: dict[Stream, float] = field(default_factory=dict)  #: when what was admitted will be done at that rate
     _updated_us: int = 0
+    _sweep: Iterator[None] | None = None  #: of the update under way
 
     def on_call_arrived(self, view: View, flow: Flow, call: Call, backlog: BacklogModel) -> int:
         """Count an arrival; the time until its stream has had its share for all that was admitted of it, 0 if not held back."""
         self.record_arrival(call)
-        for host in view.functions[flow.functions[0]].instances_by_device if flow.functions else ():
+        hosts: Collection[str] = view.functions[flow.functions[0]].instances_by_device if flow.functions else ()
+        if len(hosts) > MAX_HOSTS:
+            hosts = _some(hosts, view.functions[flow.functions[0]].arrivals.count)
+        for host in hosts:
             device = view.devices[host]
             self.record_utilisation(host, device.busy.bit_count() / device.spec.units)
-        if view.now_us - self._updated_us >= UPDATE_US:
-            targets = dict.fromkeys(target for target, _ in [*self._rates, *self._calls])
-            work = {target: backlog.work_per_call(view, view.flows[target]) for target in targets if target in view.flows}
+        if self._sweep is None and view.now_us - self._updated_us >= UPDATE_US:
             units = {name: device.spec.units for name, device in view.devices.items()}
-            weights = {tenant: view.tenant_weight(tenant) for _, tenant in [*self._rates, *self._calls]}
-            self.update(view.now_us, units, work, weights)
+            self._sweep = self._add_up(view.now_us, units, partial(_work_per_call, view, backlog), view.tenant_weight)
+        if self._sweep is not None and next(self._sweep, self) is self:
+            self._sweep = None
         return self.delay_us(view.now_us, call)
 
     def record_arrival(self, call: Call) -> None:
@@ -129,21 +137,46 @@ class LoadShedder:
 
         `work`: per target and device, the unit-microseconds one call takes there; `weights`: of tenants.
         """
+        for _ in self._add_up(now_us, units, lambda target: work.get(target, {}), lambda tenant: weights.get(tenant, 1.0)):
+            pass
+
+    def _add_up(
+        self,
+        now_us: int,
+        units: Mapping[str, int],
+        work_of: Callable[[str], Mapping[str, float]],
+        weight_of: Callable[[str], float],
+    ) -> Iterator[None]:
+        """The same, some streams or devices at a time: of thousands, all would take longer than a call has."""
         span_us = max(UPDATE_US // 2, now_us - self._updated_us)
         self._updated_us = now_us
-        for stream in dict.fromkeys([*self._rates, *self._calls]):
-            fresh = self._calls.get(stream, 0) / span_us
-            known = self._rates.get(stream)
-            self._rates[stream] = fresh if known is None else known + MEMORY * (fresh - known)
-            if self._rates[stream] * 1e7 < 1e-3:
-                del self._rates[stream]
-        self._calls.clear()
+        calls, self._calls = self._calls, {}
+        work: dict[str, Mapping[str, float]] = {}
+        weights: dict[str, float] = {}
         needs: dict[str, dict[Stream, float]] = {}
-        for stream, rate in self._rates.items():
-            for device, unit_us in work.get(stream[0], {}).items():
+        streams = dict.fromkeys([*self._rates, *calls])
+        part = len(streams) if len(streams) <= FEW else PART
+        for done, stream in enumerate(streams):
+            if done and not done % part:
+                yield
+            fresh = calls.get(stream, 0) / span_us
+            known = self._rates.get(stream)
+            rate = self._rates[stream] = fresh if known is None else known + MEMORY * (fresh - known)
+            if rate * 1e7 < 1e-3:
+                del self._rates[stream]
+                continue
+            target, tenant = stream
+            if target not in work:
+                work[target] = work_of(target)
+            weights[tenant] = weight_of(tenant)
+            for device, unit_us in work[target].items():
                 needs.setdefault(device, {})[stream] = rate * unit_us
-        for name, count in units.items():
+        for done, (name, count) in enumerate(units.items()):
+            if done and not done % FEW:
+                yield
             _divide(self._devices.setdefault(name, _Device()), count, needs.get(name, {}), weights)
+        for name in self._devices.keys() - units.keys():  # it has left
+            del self._devices[name]
         self.is_overloaded = any(device.is_overloaded for device in self._devices.values())
         self._interval_us = self._held_back(work) if self.is_overloaded else {}
         for stream in [stream for stream in self._clock_us if stream not in self._interval_us]:
@@ -155,7 +188,7 @@ class LoadShedder:
         for stream in self._rates:
             rate = 0.0
             for device, unit_us in work.get(stream[0], {}).items():
-                share = self._devices[device].shares.get(stream)
+                share = self._devices[device].shares.get(stream) if device in self._devices else None
                 if share is None:
                     break
                 rate += share / unit_us
@@ -163,6 +196,17 @@ class LoadShedder:
                 if rate:
                     found[stream] = 1 / rate
         return found
+
+
+def _some(hosts: Collection[str], number: int) -> Collection[str]:
+    """Of many devices an even sample, another one each time."""
+    stride = -(-len(hosts) // MAX_HOSTS)
+    return tuple(islice(hosts, number % stride, None, stride))
+
+
+def _work_per_call(view: View, backlog: BacklogModel, target: str) -> Mapping[str, float]:
+    flow = view.flows.get(target)
+    return backlog.work_per_call(view, flow) if flow is not None else {}
 
 
 def _divide(device: _Device, units: int, needs: Mapping[Stream, float], weights: Mapping[str, float]) -> None:
