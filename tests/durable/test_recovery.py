@@ -5,12 +5,16 @@ Every document of the conformance suite is executed as a durable run, in virtual
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from lamina import encoding
 from lamina.asl.compile import compile_flow
@@ -20,9 +24,11 @@ from lamina.core import actions as do
 from lamina.core import events as ev
 from lamina.core.controller import Controller
 from lamina.core.workflow import engine
-from lamina.core.workflow.flow import Flow
+from lamina.core.workflow.flow import Flow, Task
 from lamina.core.workflow.journal_entry import JournalEntry
 from lamina.drivers.virtual import Scheduled, VirtualDriver
+from lamina.durable.recovery import RunRecovery
+from lamina.store.runs import JournalRow, LoadedRun, RunRow
 from lamina.types import Call
 from lamina.values.asl_values import INPUT
 from lamina.values.run_values import RunValues
@@ -166,3 +172,48 @@ def test_a_step_that_was_kept_is_not_kept_again(case: Case):
     _, log, _ = execute(case)
     _, resumed, _ = execute(case, (len(log) + 1) // 2)
     assert sorted(note.execution_key for note, _ in resumed) == sorted(note.execution_key for note, _ in log)
+
+
+ORIGIN_US = 1_700_000_000_000_000
+"""When the controller's time began."""
+
+
+def a_recovery(applied: list[JournalEntry], ended: list[Any], replayed: list[bytes | None]) -> RunRecovery:
+    flow = Flow("flow", {"a": Task("a", "f")}, ("a",))
+    data = SimpleNamespace(replay_outcome=lambda id, entry, value: replayed.append(value))
+    driver: Any = SimpleNamespace(
+        controller=SimpleNamespace(flows={"flow": flow}), data=data, recover=lambda *_: None, post=lambda event: None
+    )
+    return RunRecovery(
+        *(driver, SimpleNamespace(), ORIGIN_US, lambda id: True),  # type: ignore[arg-type]
+        apply=lambda id, number, entry: applied.append(entry),
+        on_ended=ended.append,
+        set_aside=lambda id, error: None,
+    )
+
+
+def a_run(recovery: RunRecovery, **changes: Any) -> LoadedRun:
+    digest = recovery.flow_digest("flow")[0]
+    row = RunRow("1" * 24, "workflow", "flow", "", "queued", 0, 0.0, 10, ORIGIN_US, 0, ORIGIN_US + 5, 0, digest)
+    entry = JournalEntry("done", ORIGIN_US + 7, 0, "a", queued_us=ORIGIN_US + 3, began_us=ORIGIN_US + 4)
+    return LoadedRun(replace(row, **changes), msgspec.msgpack.encode({}), [JournalRow(1, entry, b"value")])
+
+
+def test_times_of_a_journal_are_of_the_clock_of_the_controller_that_replays_it():
+    applied, ended, replayed = list[JournalEntry](), list[Any](), list[bytes | None]()
+    recovery = a_recovery(applied, ended, replayed)
+
+    async def work() -> None:
+        recovery._write_started = lambda now_us: None  # type: ignore[method-assign]
+        recovery.start(a_run(recovery), ORIGIN_US + 100)
+
+    asyncio.run(work())
+    assert [(entry.at_us, entry.queued_us, entry.began_us) for entry in applied] == [(7, 3, 4)]
+    assert replayed == [b"value"] and not ended
+
+
+def test_a_run_past_its_deadline_does_not_begin():
+    ended = list[Any]()
+    recovery = a_recovery([], ended, [])
+    recovery.start(a_run(recovery, deadline_us=ORIGIN_US + 50), ORIGIN_US + 50)
+    assert ended == [do.FailCall("1" * 24, "deadline")]
