@@ -1,6 +1,7 @@
 """Worlds by their seeds: `python -m tests.soak core|server SEED[:END]`, on all cores with `--jobs N`. Exit 1: one is wrong.
 
 `core` plays the controller alone, `server` whole servers (`tests/world`). A seed is a world: played again, it is the same.
+`--record FILE` adds what was played, with the commit, to a JSON file (`results/attacks/soak.json`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ if __name__ == "__main__" or "tests.soak" in sys.argv:
     CLOCK.install()  # before anything of the product is imported, which may keep the clocks it finds
 
 import argparse
+import fcntl
+import json
 import subprocess
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 
 def wrongs_of(kind: str, seed: int, quiet: bool) -> list[str]:
@@ -40,12 +44,13 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--loud", action="store_true", help="with the server's log")
     parser.add_argument("--trace", action="store_true", help="with a digest of everything that clients were answered")
+    parser.add_argument("--record", help="a JSON file that what was played is added to")
     given = parser.parse_args()
     first, _, last = given.seeds.partition(":")
     seeds = range(int(first), int(last) if last else int(first) + 1)
     if given.jobs > 1:
-        sys.exit(play_in_parallel(given.kind, seeds, given.jobs))
-    bad = 0
+        sys.exit(play_in_parallel(given.kind, seeds, given.jobs, ["--record", given.record] if given.record else []))
+    bad: list[int] = []
     begin_s = time.perf_counter()
     for seed in seeds:
         if given.trace:
@@ -54,20 +59,51 @@ def main() -> None:
             print(f"digest {play(seed).history.digest()}")
             continue
         wrongs = wrongs_of(given.kind, seed, not given.loud)
-        bad += bool(wrongs)
+        bad += [seed] if wrongs else []
         for wrong in wrongs:
             print(f"{given.kind} {seed}: {wrong}", flush=True)
-    took = "" if given.trace else f", {time.perf_counter() - begin_s:.0f} s"
-    print(f"{given.kind} {given.seeds}: {bad} of {len(seeds)} worlds wrong{took}", flush=True)
+    took_s = time.perf_counter() - begin_s
+    took = "" if given.trace else f", {took_s:.0f} s"
+    print(f"{given.kind} {given.seeds}: {len(bad)} of {len(seeds)} worlds wrong{took}", flush=True)
+    if given.record:
+        record(Path(given.record), given.kind, seeds, bad, took_s)
     sys.exit(1 if bad else 0)
 
 
-def play_in_parallel(kind: str, seeds: range, jobs: int) -> int:
+def record(file: Path, kind: str, seeds: range, bad: list[int], took_s: float) -> None:
+    """Add what was played to a file; what directly follows the last entry of its kind and commit becomes part of that."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent, check=False).stdout.strip()
+    file.touch()
+    with file.open("r+") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        played = json.loads(opened.read() or "[]")
+        fresh = {
+            "kind": kind,
+            "commit": commit,
+            "first": seeds.start,
+            "last": seeds.stop - 1,
+            "wrong": bad,
+            "took_s": round(took_s),
+        }
+        last = next((one for one in reversed(played) if (one["kind"], one["commit"]) == (kind, commit)), None)
+        if last is not None and last["last"] + 1 == seeds.start:
+            last |= {"last": fresh["last"], "wrong": last["wrong"] + bad, "took_s": last["took_s"] + fresh["took_s"]}
+        else:
+            played.append(fresh)
+        opened.seek(0)
+        opened.truncate()
+        opened.write(json.dumps(played, indent=1) + "\n")
+
+
+def play_in_parallel(kind: str, seeds: range, jobs: int, options: list[str]) -> int:
     size = max(1, min(500, len(seeds) // jobs))
     parts = [seeds[at : at + size] for at in range(0, len(seeds), size)]
 
     def play_part(part: range) -> int:
-        return subprocess.run([sys.executable, "-m", "tests.soak", kind, f"{part.start}:{part.stop}"], check=False).returncode
+        return subprocess.run(
+            [sys.executable, "-m", "tests.soak", kind, f"{part.start}:{part.stop}", *options], check=False
+        ).returncode
 
     with ThreadPoolExecutor(jobs) as pool:
         return max(pool.map(play_part, parts))

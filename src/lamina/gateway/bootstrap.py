@@ -234,7 +234,7 @@ class Gateway:
         self._sockets = SocketRoutes(self.targets, call_handler, self.process)
         self._call_sessions = SessionRoutes(self.targets, call_handler, self.process, self.budget)
         routes |= self._sockets.routes | self._call_sessions.routes
-        routes |= KernelRoutes(self.targets, call_handler).routes | buffer_routes.routes
+        routes |= KernelRoutes(self.targets, call_handler, self.process).routes | buffer_routes.routes
         self.router = Router(
             loop,
             self.targets,

@@ -24,6 +24,7 @@ from lamina.kernels.buffer_store import BufferStore, StoredBuffer, check_array, 
 from lamina.kernels.validation import checked_key
 from lamina.sdk.tensors import Port
 from lamina.server.exchange import Exchange, HttpRequest
+from lamina.server.process_status import ProcessStatus
 
 T = TypeVar("T")
 MAX_LISTED = 1_000
@@ -42,8 +43,8 @@ class BuffersBusy(LaminaError):
 class KernelRoutes:
     """Routes of graphs. Where several functions have the same graph, that of the caller's tenant answers, else the first."""
 
-    def __init__(self, targets: TargetRegistry, call_handler: CallHandler) -> None:
-        self._targets, self._call_handler = targets, call_handler
+    def __init__(self, targets: TargetRegistry, call_handler: CallHandler, process: ProcessStatus) -> None:
+        self._targets, self._call_handler, self._process = targets, call_handler, process
         self.routes: dict[str, Callable[..., None]] = {
             "GET /v1/kernels": self._list,
             "GET /v1/kernels/{graph}": self._get,
@@ -58,6 +59,8 @@ class KernelRoutes:
         exchange.respond(200, msgspec.json.encode(_describe(self._find(graph, grant))))
 
     def _call(self, request: HttpRequest, exchange: Exchange, grant: Grant, graph: str) -> None:
+        if self._process.refusal is not None:  # it stops
+            raise self._process.refusal()
         self._call_handler.handle(self._find(graph, grant), request, exchange, grant.caller)
 
     def _find(self, graph: str, grant: Grant) -> CallTarget:
