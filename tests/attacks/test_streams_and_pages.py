@@ -10,8 +10,11 @@ from lamina import encoding
 from lamina.errors import FunctionFailed
 from lamina.gateway.routes.codec_pool import MAX_PARTS, PIECE_TEXT_BYTES, is_heavy_piece, is_heavy_request
 from lamina.gateway.routes.http_codec import encode_result
+from lamina.gateway.routes.sessions import MAX_UNREAD_BYTES, CallSession
 from lamina.gateway.routes.streaming import ServerSentEvents, piece_value
 from lamina.server.exchange import HttpRequest
+from lamina.server.memory_budget import MemoryBudget
+from tests.serving import run
 
 
 def a_form(body: bytes) -> HttpRequest:
@@ -57,3 +60,15 @@ def test_whatever_a_function_answers_is_no_page_of_the_server_s_origin(kind: str
     _, _, _, lines = encode_result(blob, b"")
     assert lines.startswith(b"content-security-policy: sandbox allow-scripts; frame-ancestors 'none'\r\n")
     assert b"allow-same-origin" not in lines
+
+
+def test_what_a_session_returns_counts_like_what_it_yields():
+    async def work() -> None:
+        budget = MemoryBudget(2**30)
+        returned, yielded = CallSession("f", "evil", 10**9, budget), CallSession("f", "evil", 10**9, budget)
+        returned.respond(200, b'"' + b"x" * (MAX_UNREAD_BYTES + 1) + b'"')
+        assert returned.ended is not None and returned.ended["status"] == 400 and not returned.values
+        yielded.respond(200, b'"small"')
+        assert yielded.ended == {"status": 200} and budget.layers()["sessions"] == len(b'"small"')
+
+    run(work)

@@ -27,7 +27,7 @@ from lamina.errors import BadValue, Conflict, LaminaError, NotFound, Refused, Un
 from lamina.gateway.routes.calls import CallHandler
 from lamina.gateway.routes.http_codec import JSON, VALUE, DecodedBody, decode_inputs, parse_query
 from lamina.gateway.routes.router import RouteHandler
-from lamina.gateway.routes.streaming import NO_RESULT
+from lamina.gateway.routes.streaming import NO_RESULT, piece_text
 from lamina.gateway.routes.targets import CallTarget, TargetRegistry
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.memory_budget import MemoryBudget
@@ -120,7 +120,7 @@ class CallSession(Exchange):
         if self.ended is not None:
             return
         try:
-            self._keep(encoding.to_json(encoding.decode(blob)))
+            self._keep(piece_text(blob))
         except LaminaError as error:
             self._end_by(error.code, error.message)
 
@@ -138,7 +138,11 @@ class CallSession(Exchange):
             return
         if status == 200:
             if content_type == JSON and body not in NO_RESULT and not self.last:  # it has returned, not yielded
-                self.values.append(body)
+                try:
+                    self._keep(body)
+                except LaminaError as error:
+                    self._end({"status": error.status, "problem": {"code": error.code, "detail": error.message}})
+                    return
             self._end({"status": 200})
         else:
             problem = msgspec.json.decode(body) if content_type.endswith(b"json") else {"detail": body.decode(errors="replace")}
