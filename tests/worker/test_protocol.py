@@ -117,3 +117,10 @@ def test_a_damaged_frame_is_refused_or_still_a_frame(which: int, noise: bytes, d
             assert isinstance(frame, protocol.ToWorker)
     except FrameError:
         pass
+
+
+@given(st.integers(0, 2**200))
+def test_units_of_machines_of_any_size_can_be_sent(mask: int):
+    """More than 64 cores are more than an integer of msgpack has bits."""
+    [batch] = protocol.to_worker_reader().feed(bytes(framing.pack(RunBatch(1, framing.wire_mask(mask), []))))
+    assert isinstance(batch, RunBatch) and framing.read_mask(batch.mask) == mask

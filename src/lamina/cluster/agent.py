@@ -76,7 +76,7 @@ from lamina.drivers.timer import clock_us
 from lamina.engines.app_environments import AppEnvironments
 from lamina.errors import BadValue, Conflict, LaminaError, LeadershipLost, LoadFailed, NotLeader, StoreDown
 from lamina.expr import Leaf
-from lamina.ipc.framing import FrameError
+from lamina.ipc.framing import FrameError, read_mask, wire_mask
 from lamina.sdk.model_bundle import PACKED
 from lamina.sdk.spans import InnerSpan
 from lamina.types import FunctionSpec
@@ -465,7 +465,7 @@ class Agent:
     def hello(self, challenge: bytes, nonce: bytes) -> Hello:
         config = self.config
         loaded = [
-            LoadedInstance(one.local, one.function, one.device, one.version, one.sha256, one.mask, one.quota)
+            LoadedInstance(one.local, one.function, one.device, one.version, one.sha256, wire_mask(one.mask), one.quota)
             for one in self._instances.values()
             if one.is_ready
         ]
@@ -552,8 +552,8 @@ class Agent:
             case ResizeOnNode():
                 instance = self._named(frame.instance)
                 if instance is not None:
-                    instance.mask, instance.quota = frame.mask, frame.quota
-                    self._engine.perform(Resize(instance.local, frame.mask, frame.quota))
+                    instance.mask, instance.quota = read_mask(frame.mask), frame.quota
+                    self._engine.perform(Resize(instance.local, instance.mask, frame.quota))
             case DropOnNode():
                 job_id = session.jobs.get(frame.job_id)
                 if job_id is not None:
@@ -593,7 +593,7 @@ class Agent:
         spec, code = frame.spec, frame.source
         made = _Instance(
             *(f"{frame.instance}-n{self._next_number()}", frame.instance, spec.name, frame.device, spec.version),
-            *(code.sha256, frame.mask, frame.quota),
+            *(code.sha256, read_mask(frame.mask), frame.quota),
         )
         self._instances[made.local] = made
         try:
@@ -620,7 +620,7 @@ class Agent:
             return  # unloaded meanwhile
         source = TargetSource(code.app, code.tenant, path, python=python)
         self._shared.describe(spec, source, frame.environment)
-        self._engine.perform(Load(made.local, spec.name, frame.device, frame.mask, frame.quota))
+        self._engine.perform(Load(made.local, spec.name, frame.device, read_mask(frame.mask), frame.quota))
 
     async def _fetch_package(self, ref: NodeRef | None) -> bytes:
         if ref is None:
@@ -641,7 +641,7 @@ class Agent:
         jobs = tuple(JobRef(self._next_number(), one.ref.call_id, one.ref.scope, one.ref.node) for one in frame.jobs)
         behind = session.batches.get(frame.behind)
         action = StartBatch(
-            *(number, frame.function, instance.local, frame.device, frame.mask, jobs, frame.predicted_us),
+            *(number, frame.function, instance.local, frame.device, read_mask(frame.mask), jobs, frame.predicted_us),
             behind=behind.action.batch_id if behind is not None else 0,
             cores=frame.cores,
             part=frame.part,

@@ -33,6 +33,7 @@ from lamina.drivers.engine import JobValues
 from lamina.drivers.timer import clock_us
 from lamina.engines.composite import CompositeEngine
 from lamina.errors import Conflict, LaminaError, NotFound
+from lamina.ipc.framing import read_mask
 from lamina.state.kv_state import StateTable
 from lamina.types import DeviceSpec
 
@@ -247,7 +248,7 @@ class ClusterEngine(CompositeEngine):
         for name, found in kept:
             self._of_remote_instance[name] = node
             where = f"{node.node}.{found.device}"
-            self._post(InstanceFound(name, where, found.function, found.version, found.mask, found.quota))
+            self._post(InstanceFound(name, where, found.function, found.version, read_mask(found.mask), found.quota))
         for name, _ in outdated:
             node.perform(Unload(name))
         if node.is_draining:

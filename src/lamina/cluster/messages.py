@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from lamina.core.actions import JobRef
 from lamina.expr import Expr, Leaf
-from lamina.ipc.framing import FrameReader, Natural
+from lamina.ipc.framing import FrameReader, Natural, WireMask
 from lamina.sdk.app_state import StateCell
 from lamina.sdk.spans import InnerSpan
 from lamina.types import DeviceSpec, FunctionSpec
@@ -57,7 +57,7 @@ class LoadedInstance(Struct, frozen=True, array_like=True, forbid_unknown_fields
     device: Text
     version: Text
     sha256: Text  #: of the package it was loaded from
-    mask: Natural
+    mask: WireMask
     quota: float
 
 
@@ -138,7 +138,7 @@ class AppOnNode(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
 class LoadOnNode(_Message, frozen=True, tag=10):
     instance: Text
     device: Text
-    mask: Natural
+    mask: WireMask
     quota: float
     spec: FunctionSpec
     source: AppOnNode
@@ -164,7 +164,7 @@ class KillOnNode(_Message, frozen=True, tag=13):
 
 class ResizeOnNode(_Message, frozen=True, tag=14):
     instance: Text
-    mask: Natural
+    mask: WireMask
     quota: float
 
 
@@ -186,7 +186,7 @@ class RunOnNode(_Message, frozen=True, tag=15):
     function: Text
     instance: Text
     device: Text
-    mask: Natural
+    mask: WireMask
     behind: Natural
     predicted_us: Natural
     cores: Natural

@@ -56,7 +56,7 @@ from lamina.drivers.engine import MessageStream
 from lamina.drivers.timer import clock_us
 from lamina.engines.inflight import InFlightBatch, InFlightBatches, deliver_results
 from lamina.errors import LaminaError
-from lamina.ipc.framing import FrameError
+from lamina.ipc.framing import FrameError, wire_mask
 from lamina.types import DeviceSpec
 from lamina.values.references import DeviceRef, ErrorInfo, NodeRef, ShmRef, Stored
 
@@ -136,7 +136,7 @@ class RemoteEngine:
                     self._link.send(KillOnNode(action.instance, action.reason))
             case Resize():
                 if action.instance in self._instances:
-                    self._link.send(ResizeOnNode(action.instance, action.mask, action.quota))
+                    self._link.send(ResizeOnNode(action.instance, wire_mask(action.mask), action.quota))
             case DropJob():
                 if self._batches.is_wanted(action.job_id):
                     self._batches.drop_job(action.job_id)
@@ -174,7 +174,7 @@ class RemoteEngine:
         code = AppOnNode(package.sha256, package.entry, ref, source.app, source.tenant, source.user)
         environment = shared.environment(action.function)
         device = action.device.removeprefix(f"{self.node}.")
-        self._link.send(LoadOnNode(action.instance, device, action.mask, action.quota, spec, code, environment))
+        self._link.send(LoadOnNode(action.instance, device, wire_mask(action.mask), action.quota, spec, code, environment))
 
     def _unload(self, action: Unload) -> None:
         found = self.found.pop(action.instance, None)
@@ -211,7 +211,7 @@ class RemoteEngine:
             return
         device = action.device.removeprefix(f"{self.node}.")
         frame = RunOnNode(
-            *(action.batch_id, action.function, action.instance, device, action.mask),
+            *(action.batch_id, action.function, action.instance, device, wire_mask(action.mask)),
             *(action.behind, action.predicted_us, action.cores, jobs, action.part),
         )
         try:

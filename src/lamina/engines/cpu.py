@@ -21,7 +21,7 @@ from lamina.engines.process_engine import InstanceHandle, ProcessEngine, WorkerL
 from lamina.errors import BadValue, Conflict, LaminaError, NotFound
 from lamina.ipc.child_process import ChildProcess, ChildProcesses, ProcessSpec, exit_reason
 from lamina.ipc.confinement import Confinement
-from lamina.ipc.framing import FrameError, pack
+from lamina.ipc.framing import FrameError, pack, wire_mask
 from lamina.kernels.buffer_store import BufferStore, StoredBuffer
 from lamina.state.kv_state import StateAccess, StateTable
 from lamina.types import DeviceSpec
@@ -286,7 +286,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
     # -------------------------------------------------------------------- batches
 
     def _send_batch(self, worker: WorkerHandle, action: StartBatch, jobs: list[JobFrame], reads: list[ShmRef]) -> None:
-        wire = pack(RunBatch(action.batch_id, self._cores_of(action.function, action.mask), jobs))
+        wire = pack(RunBatch(action.batch_id, wire_mask(self._cores_of(action.function, action.mask)), jobs))
         batch = WorkerBatch(action, reads, worker, wire)
         before = self._batches.open.get(action.behind)
         self._batches.add(batch)

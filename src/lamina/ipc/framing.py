@@ -22,6 +22,9 @@ _HEADER_BYTES = 4
 _READ_BYTES = 256 * 1024
 
 Natural = Annotated[int, Meta(ge=0)]
+WireMask = Natural | bytes
+"""Units of a device as bits; as bytes where they are more than an integer of msgpack has: `wire_mask`, `read_mask`."""
+
 Frame = TypeVar("Frame")
 
 _encoder = msgspec.msgpack.Encoder()
@@ -41,6 +44,16 @@ class FrameTooBig(FrameError):
 
 class StopProcess(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3):
     """Exit, after everything that was sent before."""
+
+
+def wire_mask(mask: int) -> int | bytes:
+    """A mask as it is sent."""
+    return mask if mask < 2**64 else mask.to_bytes(-(-mask.bit_length() // 8), "little")
+
+
+def read_mask(sent: int | bytes) -> int:
+    """A mask that was sent."""
+    return sent if isinstance(sent, int) else int.from_bytes(sent, "little")
 
 
 def pack(*frames: Struct) -> bytearray:

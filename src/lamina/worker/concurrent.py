@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lamina import encoding
 from lamina.errors import LaminaError
-from lamina.ipc.framing import FrameChannel, StopProcess
+from lamina.ipc.framing import FrameChannel, StopProcess, read_mask
 from lamina.sdk.app_state import RefusedTransaction
 from lamina.sdk.context import BatchContext, active_context
 from lamina.sdk.spans import InnerSpan
@@ -185,7 +185,7 @@ class ConcurrentWorker:
         started_ns = time.perf_counter_ns()
         mask = 0
         for other in self._calls.values():
-            mask |= other.batch.mask
+            mask |= read_mask(other.batch.mask)
         units = self._cores.apply(mask)
         shared = [stored for _, stored in job.leaves if isinstance(stored, ShmRef)]
         spans: list[InnerSpan] = []

@@ -29,7 +29,7 @@ from msgspec import Struct
 from lamina import encoding
 from lamina.errors import BadValue, LaminaError, UnknownTarget
 from lamina.ipc.confinement import Confinement, enter
-from lamina.ipc.framing import FrameChannel, StopProcess
+from lamina.ipc.framing import FrameChannel, StopProcess, read_mask
 from lamina.sdk.app_state import RefusedTransaction, StateCell, StateKey, Transaction
 from lamina.sdk.context import BatchContext, active_context
 from lamina.sdk.spans import InnerSpan
@@ -233,7 +233,7 @@ class FunctionWorker:
     def run(self, batch: RunBatch, can_rerun: bool = False) -> BatchDone:
         """Run a batch. All the time it takes is time on the slice: values are decoded and encoded there too."""
         started_ns = time.perf_counter_ns()
-        units = self._cores.apply(batch.mask)
+        units = self._cores.apply(read_mask(batch.mask))
         shared = [stored for job in batch.jobs for _, stored in job.leaves if isinstance(stored, ShmRef)]
         link = BatchChannel(self._channel, batch, self._has_state)
         results = self._results(batch, units, link)

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from lamina.expr import Expr, Leaf
-from lamina.ipc.framing import FrameReader, Natural, StopProcess
+from lamina.ipc.framing import FrameReader, Natural, StopProcess, WireMask
 from lamina.sdk.app_state import StateCell, StateChange
 from lamina.sdk.spans import InnerSpan
 from lamina.values.references import DeviceRef, ErrorInfo, ReleaseSlots, ShmRef, Stored
@@ -29,7 +29,7 @@ class JobFrame(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
 
 class RunBatch(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1):
     batch_id: Natural
-    mask: Natural
+    mask: WireMask
     jobs: list[JobFrame]
 
 
