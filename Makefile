@@ -4,7 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup devel demo demo-cluster test quick soak mutants check fmt lint types sbom audit docs docs-site bench lab serve sim clean screenshots
+.PHONY: help setup devel demo demo-cluster test quick soak mutants check fmt lint types sbom audit clean-root docs docs-site bench lab serve sim clean screenshots
 
 help:  ## What there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -72,6 +72,9 @@ $(VENV)/.site: $(VENV)/.ready
 screenshots: devel  ## Pictures of the console from a real run, for the documentation (needs Chromium)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[browser]'
 	$(PY) -m benchmarks.console.screenshots
+
+clean-root: devel  ## The steps of the Dockerfile in a clean Debian, without a container runtime (needs root, debootstrap and a network)
+	LAMINA_CLEAN_ROOT=1 $(PY) -m pytest -q tests/deploy/test_images.py
 
 bench: devel  ## Speed of our own code, as ratios against floors in the same run
 	$(PY) -m benchmarks

@@ -21,6 +21,7 @@ from lamina.access.authorization import REACHES, RULES, AccessRule, MissingAcces
 from lamina.access.records import SCOPES, Identity, Scope
 from lamina.errors import Forbidden, NotFound
 from lamina.gateway.deploy import app_package
+from lamina.gateway.oip import reflection
 from tests.gateway.deploy.admin_fixture import ROOT, Managed, managed, zipped
 from tests.serving import APP, Answer, Browser, write_app
 
@@ -209,6 +210,12 @@ def ask_grpc(table: Table, name: str, token: str, tenant: str) -> int:
 
     schema = load_schema()
     kinds: Any = schema
+    if name == reflection.METHOD:
+        kind = reflection.Reflection().request_type
+        with grpc.insecure_channel(f"127.0.0.1:{table.server.gateway.grpc_port}") as channel:
+            where = f"/{reflection.service_of('v1')}/{name}"
+            ask = channel.stream_stream(where, kind.SerializeToString, lambda body: body)
+            return 200 if b"inference" in next(ask(iter([kind(list_services="*")]), timeout=30)) else 0
     if name == HEALTH_CHECK:
         kinds = load_health_schema()
         asks, answers, is_asked, service = "HealthCheckRequest", "HealthCheckResponse", False, HEALTH_SERVICE

@@ -145,6 +145,7 @@ for _model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
 
 _GRPC: dict[str, tuple[Scope | None, Reach]] = {
     "Check": (None, "public"),
+    "ServerReflectionInfo": (None, "public"),
     "ServerLive": (None, "public"),
     "ServerReady": (None, "public"),
     "ServerMetadata": ("read", "all"),

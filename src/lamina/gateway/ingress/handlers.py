@@ -370,6 +370,8 @@ class IngressGrpcMethods(InferenceMethods):
         return self._forward(name, message, context, then, None)
 
     def stream(self, message: Any, context: RpcContext, then: OnMessage, done: OnDone) -> Callable[[], None] | None:
+        if self.reflection.is_request(message):
+            return self.reflection.answer(message, then, done)
         if self._has_token(context):
             try:
                 return self.infer_stream(message, context, then, done)

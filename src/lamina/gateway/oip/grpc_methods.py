@@ -14,6 +14,7 @@ from lamina.access.records import Identity
 from lamina.errors import BadValue
 from lamina.gateway.oip.inference import InferenceBackend, InferenceRequest, InferenceResponse, error_text, timeout_and_priority
 from lamina.gateway.oip.model_catalog import ServedModel
+from lamina.gateway.oip.reflection import Reflection
 from lamina.gateway.oip.schema import HEALTH_CHECK, HEALTH_SERVICE, load_health_schema, load_schema
 from lamina.gateway.oip.tensors import InputTensor, OutputTensor, RawBytes, join_bytes
 from lamina.gateway.routes.problems import HttpProblem
@@ -43,6 +44,8 @@ class InferenceMethods:
         }
         asks = load_health_schema()["HealthCheckRequest"]
         self.methods[f"/{HEALTH_SERVICE}/{HEALTH_CHECK}".encode()] = GrpcMethod(HEALTH_CHECK, asks.FromString, False)
+        self.reflection = Reflection()
+        self.methods |= self.reflection.methods
 
     def unary(self, name: str, message: Any, context: RpcContext, then: OnMessage) -> Callable[[], None] | None:
         """Handle a unary method; returns how to cancel it, where that can be done."""

@@ -9,7 +9,7 @@ from lamina.access.authorization import Grant, rule_of
 from lamina.access.records import Identity
 from lamina.errors import LaminaError
 from lamina.gateway.auth import Authorize
-from lamina.gateway.oip import model_catalog
+from lamina.gateway.oip import model_catalog, reflection
 from lamina.gateway.oip.grpc_methods import InferenceMethods, decode_parameters, rpc_error
 from lamina.gateway.oip.inference import InferenceBackend, error_text
 from lamina.gateway.oip.inference_service import InferenceService
@@ -40,9 +40,12 @@ class GrpcMethods(InferenceMethods):
         self._inference = inference
         self._repository = repository
         health = load_health_schema()
-        self._rules = {name: rule_of("grpc", name) for name in (*(name for name, *_ in self.schema.methods), HEALTH_CHECK)}
+        self._rules = {
+            name: rule_of("grpc", name) for name in (*(name for name, *_ in self.schema.methods), HEALTH_CHECK, reflection.METHOD)
+        }
         self.request_types = {name: self.schema[asks] for name, asks, *_ in self.schema.methods}
         self.request_types[HEALTH_CHECK] = health["HealthCheckRequest"]
+        self.request_types[reflection.METHOD] = self.reflection.request_type
         self._health_answer = health["HealthCheckResponse"]
         self._parse = import_grpc_extra("google.protobuf.json_format").ParseDict
         self._documents: dict[str, Callable[[Any, Grant], dict[str, Any]]] = {
@@ -109,6 +112,8 @@ class GrpcMethods(InferenceMethods):
         return {"model_stats": [self._inference.statistics.as_dict(self._find(message, grant))]}
 
     def stream(self, message: Any, context: RpcContext, then: OnMessage, done: OnDone) -> Callable[[], None] | None:
+        if self.reflection.is_request(message):
+            return self.reflection.answer(message, then, done)
         try:
             return self.infer_stream(message, context, then, done)
         except LaminaError as error:
