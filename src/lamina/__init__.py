@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lamina import errors as errors
     from lamina.encoding import Response as Response
+    from lamina.gateway.asgi import asgi as asgi
     from lamina.sdk.app import App as App
     from lamina.sdk.async_client import AsyncClient as AsyncClient
     from lamina.sdk.client import Client as Client
@@ -43,6 +44,7 @@ _HOMES = {
     "Scale": "sdk.resources",
     "Tensor": "sdk.tensors",
     "TorchModel": "sdk.torch_model",
+    "asgi": "gateway.asgi",
     "callback": "sdk.workflow_ops",
     "context": "sdk.context",
     "each": "sdk.workflow_ops",

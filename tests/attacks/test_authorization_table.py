@@ -50,6 +50,14 @@ def {name}copy(x, y):
 def {name}graph(g):
     g.launch({name}copy, g.input("x", "float32", (1,)), kernels.out(g.output("y", "float32", (1,))))
 """
+WEB = """
+async def web(scope, receive, send):
+    assert scope["type"] == "http"
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"page"})
+
+app.mount("/page", web)
+"""
 OURS, THEIRS = "acme", "evil"
 BODIES = {
     "infer": b'{"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1], "data": ["1"]}]}',
@@ -114,7 +122,7 @@ class Table:
 def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
     """On a public address, where every caller needs a token."""
     folder = tmp_path_factory.mktemp("table")
-    app = write_app(folder, APP + GRAPH.format(name="tested"))
+    app = write_app(folder, APP + GRAPH.format(name="tested") + WEB)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -167,6 +175,7 @@ def path_of(table: Table, route: str, tenant: str) -> str:
     }
     method, _, path = route.partition(" ")
     path = path.replace("{buffer*}", "b?dtype=uint8&shape=2" if method == "PUT" else "b")
+    path = path.replace("{page*}", "page/of/a/web/app")
     path = path.replace("{file*}", "app.js")  # of the console, as are those below
     path = path.replace("{route*}", "v1/functions/{function}" if method == "POST" else "v1/functions")
     if "{key*}" in path or path == "/v1/state":
@@ -175,7 +184,7 @@ def path_of(table: Table, route: str, tenant: str) -> str:
 
 
 async def ask_http(table: Table, listener: str, route: str, token: str, tenant: str) -> Answer:
-    method, path = route.partition(" ")[0], path_of(table, route, tenant)
+    method, path = route.partition(" ")[0].replace("*", "GET"), path_of(table, route, tenant)
     port = table.server.gateway.port if listener == "calls" else table.server.admin.port
     headers = {"authorization": f"Bearer {token}"} if token else {}
     body = b"{}" if method != "GET" else b""
@@ -372,7 +381,8 @@ def test_every_row_has_a_route(table: Table) -> None:
             continue
         maps = [gateway.router._routes, gateway.oip.rest._routes] if listener == "calls" else [admin._routes._routes]
         method, path = route.partition(" ")[0], path_of(table, route, OURS).partition("?")[0].encode()
-        is_call = path in gateway.targets.by_path
+        web = gateway.router._web
+        is_call = path in gateway.targets.by_path or (method == "*" and web is not None and web.mount_of(path) == "/page")
         assert is_call or any(not isinstance(one.find(method, path), str | None) for one in maps), route
 
 

@@ -138,6 +138,7 @@ _CALLS: dict[str, tuple[Scope | None, Reach]] = {
     "POST /v2/repository/index": ("read", "visible"),
     "POST /v2/repository/models/{model}/load": ("deploy", "change"),
     "POST /v2/repository/models/{model}/unload": ("deploy", "change"),
+    "* /{page*}": (None, "public"),  # of a web app beside the functions, which lets its users in itself
 }
 for _model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
     _CALLS |= {f"GET {_model}{part}": ("read", "visible") for part in ("", "/ready", "/config", "/stats")}

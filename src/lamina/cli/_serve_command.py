@@ -492,6 +492,8 @@ def introduce(gateway: Gateway, policy: str, label: str) -> None:
         function = gateway.app.functions.get(target.name)
         batching = f"   {function.batching}" if isinstance(function, ModelFunction) else ""
         click.echo(f"  {target.kind:9} {target.name}({inputs})   SLO {goal}{batching}")
+    for path in gateway.app.mounts:
+        click.echo(f"  web app   {path}   in a process of its own")
     if not gateway.targets.all:
         click.echo("  nothing   yet: decorate a function with @app.function(), or deploy an app")
     for line in unplaceable([function.spec for function in gateway.app.functions.values()], gateway.driver.engine.devices):

@@ -22,7 +22,7 @@ from lamina.core.policy import Predictor
 from lamina.drivers.driver import Ending, EventObserver
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.durable.runs import RETENTION_US, DurableRuns
-from lamina.errors import LaminaError, NotLeader, StoreDown
+from lamina.errors import BadValue, LaminaError, NotLeader, StoreDown
 from lamina.gateway.auth import Authenticator, sync_tenant_limits
 from lamina.gateway.auth import check_host as check_host
 from lamina.gateway.ingress.remote_session import FrontDoors
@@ -54,10 +54,13 @@ from lamina.gateway.routes.sockets import SocketRoutes
 from lamina.gateway.routes.targets import TargetRegistry, call_targets
 from lamina.gateway.routes.tasks import TaskRoutes
 from lamina.gateway.routes.triggers import TriggerRoutes
+from lamina.gateway.web_app.web_process import WebProcess
 from lamina.planner.capacity_check import absent_bodies, check_capacity
 from lamina.planner.slo_check import Measured, SloShortfall, slo_shortfalls
 from lamina.predict.online import OnlinePredictor
 from lamina.sdk.app import App
+from lamina.sdk.app_loader import source_of
+from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.http1 import HttpLimits, HttpServer
 from lamina.server.listener import server_context
 from lamina.server.memory_budget import MemoryBudget
@@ -99,6 +102,7 @@ class ListenConfig:
     memory_bytes: int = 0  #: budget for what clients make the server hold; 0: a part of the memory there is
     advertised: str = ""  #: where clients reach it, if that is not where it listens
     no_auth: bool = False  #: no token is asked for, wherever it listens
+    is_embedded: bool = False  #: it opens no port: another server brings the requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +239,8 @@ class Gateway:
         self._call_sessions = SessionRoutes(self.targets, call_handler, self.process, self.budget)
         routes |= self._sockets.routes | self._call_sessions.routes
         routes |= KernelRoutes(self.targets, call_handler, self.process).routes | buffer_routes.routes
+        check_head = auth.check_any_head if app.mounts else auth.check_head
+        self._web = self._open_web_apps(limits) if app.mounts else None
         self.router = Router(
             loop,
             self.targets,
@@ -250,9 +256,10 @@ class Gateway:
             ),
             routes=routes,
             mounts={V2_PREFIX: self.oip.rest.handle},
+            web=self._web,
         )
         self.server = HttpServer(
-            *(self.router.handle, parse_error_body, limits, OWN_HEADERS, self.budget, auth.check_head),
+            *(self.router.handle, parse_error_body, limits, OWN_HEADERS, self.budget, check_head),
             origins=OriginPolicy(listen.host, origins),
         )
         self.ingress: IngressSupervisor | None = None  #: of the processes that speak HTTP and gRPC, if this one does not
@@ -263,14 +270,14 @@ class Gateway:
                 count=listen.ingress,
                 requires_token=requires_token,
                 memory_bytes=total_bytes - self.budget.limit_bytes,
-                check_head=auth.check_head,
+                check_head=check_head,
             )
         self.front_doors: FrontDoors | None = None  #: on other machines
         if self.cluster is not None:
             self.front_doors = FrontDoors(
                 *(self.cluster, self.router, self.oip, runtime.state),
                 requires_token=auth.requires_token,
-                check_head=auth.check_head,
+                check_head=check_head,
             )
         self._refusal_log = RefusalLog(self.metrics)
         self.triggers: Triggers | None = None
@@ -285,6 +292,19 @@ class Gateway:
         if store is not None:
             store.watch(self._on_term)
             loop.set_barrier(runtime.state.unconfirmed, runtime.state.confirm_call)
+
+    def _open_web_apps(self, limits: HttpLimits) -> WebProcess:
+        """The process of the app's web apps, with a private listener for the calls that it makes."""
+        app, shared = self.app, self.driver.engine.shared
+        source = app.source or source_of(app)
+        if not source:
+            raise BadValue("mount: the app lies in no file that another process could import", hint="write it into a file")
+
+        def handle(request: HttpRequest, exchange: Exchange) -> None:
+            self.router.handle(self.auth.own_request(request), exchange)
+
+        calls = HttpServer(handle, parse_error_body, limits, OWN_HEADERS, self.budget)
+        return WebProcess(source, app.mounts, shared.declared, self.budget, calls)
 
     @property
     def url(self) -> str:
@@ -327,6 +347,10 @@ class Gateway:
             self.process.track_lag()
             self._trim_shared_memory()
             self._log_refusals()
+            if self._web is not None:
+                await self._web.start()
+            if listen.is_embedded:
+                return
             if self.ingress is not None:
                 ready = await self.ingress.start(self.host, listen.port, listen.grpc_port)
                 self.port, self.grpc_port = ready.port, ready.grpc_port
@@ -497,6 +521,8 @@ class Gateway:
             await self.ingress.stop()
         await self.oip.stop(0.5)
         await self.server.stop()
+        if self._web is not None:
+            await self._web.stop()
         await self.codecs.stop()
         await self.driver.stop(min(5.0, grace_s))
         return left

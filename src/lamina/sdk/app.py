@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
@@ -103,6 +103,10 @@ class BatchedDecorator(Protocol):
     def __call__(self, target: Callable[..., Any], /) -> Function[..., Any]: ...
 
 
+AsgiApplication = Callable[..., Awaitable[None]]
+"""An ASGI application: it is called with scope, receive and send."""
+
+
 class TriggerDecorator(Protocol):
     def __call__(self, target: T, /) -> T: ...
 
@@ -137,6 +141,8 @@ class App:
         self.triggers: list[Trigger] = []
         self.local_state = InMemoryState()  #: state of this process; a server has its own
         self.local_buffers = InMemoryBuffers()  #: by key, of this process: for kernel graphs that are called with `.local`
+        self.mounts: dict[str, AsgiApplication] = {}  #: web apps beside the functions, by path
+        self.source = ""  #: where it was loaded from, as `load_app` takes it; "": it was made here
         self._url = ""  #: of the server that calls of this process go to; "": the one at `LAMINA_URL`
         self._clients: dict[tuple[str, str], Client] = {}
         self._async_clients: WeakKeyDictionary[AbstractEventLoop, dict[tuple[str, str], _OpenClient]] = WeakKeyDictionary()
@@ -298,6 +304,29 @@ class App:
             return workflow
 
         return decorate
+
+    def mount(self, path: str, application: AsgiApplication) -> None:
+        """Serve an ASGI application (FastAPI, Starlette, ...) at a path, on the port of the functions, whose own routes go first.
+
+        It runs in a process of its own beside the server, with its lifespan. There `await function.aio(...)` and
+        `app.async_client()` call functions without network or token; `.remote(...)` is for threads.
+        """
+        if not isinstance(path, str) or not path.startswith("/") or "//" in path or not path.isascii():
+            raise BadValue(
+                f"{user_place()}: mount: {path!r} is no path", hint='write app.mount("/", web) or app.mount("/shop", web)'
+            )
+        if not callable(application):
+            raise BadValue(f"{user_place()}: mount: {application!r} is no ASGI application", hint="give the FastAPI() itself")
+        taken = path.split("/")[1]
+        if taken in ("v1", "v2", "healthz", "readyz", "metrics", "openapi.json", "docs"):
+            raise BadValue(f"{user_place()}: mount: /{taken} is the server's own", hint='another path, such as "/" or "/web"')
+        if path in self.mounts:
+            raise BadValue(f"{user_place()}: mount: {path!r} is taken already", hint="one application for each path")
+        self.mounts[path] = application
+
+    def set_source(self, source: str) -> None:
+        """Note where the app was loaded from: other processes load it there too."""
+        self.source = source
 
     def every(self, interval: str, *, input: dict[str, Any] | None = None, overlap: str | None = None) -> TriggerDecorator:
         """Start the target at fixed intervals: `@app.every("5m")`. A parameter `due` gets the time, as text. `overlap`: what

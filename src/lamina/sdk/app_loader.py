@@ -33,7 +33,9 @@ def load_app(target: str) -> App:
         raise BadValue(f"{target!r} is an address", hint="an app is a file on this machine: app.py")
     where, _, name = target.partition(":")
     module = _from_file(Path(where)) if where.endswith(".py") else _from_module(where)
-    return _find_app(module, where, name)
+    found = _find_app(module, where, name)
+    found.set_source(f"{Path(where).resolve()}:{name}".rstrip(":") if where.endswith(".py") else target)
+    return found
 
 
 def _from_file(path: Path) -> ModuleType:

@@ -369,6 +369,10 @@ class AsyncConnectionPool:
     async def _connect(self) -> _Connection:
         loop, server = asyncio.get_running_loop(), self._server
         try:
+            if server.unix:
+                _, connection = await loop.create_unix_connection(lambda: _Connection(server, self._on_closed), server.unix)
+                self._open.add(connection)
+                return connection
             _, connection = await loop.create_connection(
                 lambda: _Connection(self._server, self._on_closed), server.host, server.port, ssl=True if server.tls else None
             )

@@ -518,6 +518,11 @@ class ConnectionPool:
         server = self._server
         connection: socket.socket | None = None
         try:
+            if server.unix:
+                connection = socket.socket(socket.AF_UNIX)
+                connection.settimeout(self._timeout_s)
+                connection.connect(server.unix)
+                return connection
             connection = socket.create_connection((server.host, server.port), self._timeout_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is not None:

@@ -115,9 +115,12 @@ class ServerAddress:
     tls: bool
     base: str
     token: str
+    unix: str = ""  #: path of a socket of this machine, in the place of host and port
 
     @property
     def url(self) -> str:
+        if self.unix:
+            return f"unix://{self.unix}"
         return f"{'https' if self.tls else 'http'}://{self.host}:{self.port}{self.base}"
 
     def headers(self) -> dict[str, str]:
@@ -172,6 +175,8 @@ def server_at(url: str | None, token: str | None) -> ServerAddress:
     if url is None:
         url, usual_token = default_server()
         token = usual_token if token is None else token
+    if url.startswith("unix:///"):
+        return ServerAddress("localhost", 80, False, "", token or "", url.removeprefix("unix://"))
     parts = parse_url(url)
     if parts is None or not parts.hostname or parts.query or parts.fragment:
         raise BadValue(f"url: {url!r} is not the address of a server", hint='write it as "http://127.0.0.1:8700"')

@@ -21,7 +21,7 @@ _TRAILING = "body: something follows its compressed data"
 
 
 class BodyTooLarge(LaminaError):
-    """A body that decompresses to more than the limit."""
+    """A body over the limit, as it came or decompressed."""
 
     status = 413
     code = "too-large"

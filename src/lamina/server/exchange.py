@@ -81,6 +81,18 @@ class Exchange:
         """Add whole header lines, each ending in CRLF, to the response."""
         self._headers += lines
 
+    @property
+    def has_cors(self) -> bool:
+        """Whether the page that asks has been told that it may read the response."""
+        return b"access-control-allow-origin" in self._headers
+
+    @property
+    def client(self) -> str:
+        """Address and port of the client, as far as they are known here."""
+        transport = self._connection.transport
+        peer = transport.get_extra_info("peername") if transport is not None else None
+        return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) and len(peer) >= 2 else ""
+
     def release(self) -> None:
         """Give back the memory of the request."""
         if self.charge is not None:

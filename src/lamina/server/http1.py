@@ -590,6 +590,7 @@ class HttpServer:
         self._evictable: list[HttpConnection] = []  #: of the last search, the idlest last
         self.is_closing = False
         self._listener: Listener | None = None
+        self._unix: asyncio.AbstractServer | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self._update_clock()
 
@@ -598,6 +599,11 @@ class HttpServer:
         self._listener = await listen(lambda: HttpConnection(self), host, port, **options)
         self._sweeper = asyncio.create_task(self._check_timeouts())
         return self._listener.port
+
+    async def start_unix(self, path: str) -> None:
+        """Listen on a socket of this machine, for processes that may open the file."""
+        self._unix = await asyncio.get_running_loop().create_unix_server(lambda: HttpConnection(self), path)
+        self._sweeper = asyncio.create_task(self._check_timeouts())
 
     async def _check_timeouts(self) -> None:
         while True:
@@ -663,6 +669,8 @@ class HttpServer:
         self.is_closing = True
         if self._listener is not None:
             self._listener.close()
+        if self._unix is not None:
+            self._unix.close()
         for connection in list(self.connections):
             connection.close_when_idle()
 

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from lamina.core.workflow.flow import Flow
-from lamina.errors import LaminaError, LoadFailed
+from lamina.errors import BadValue, LaminaError, LoadFailed
 from lamina.ipc.confined_exec import confined_command
 from lamina.ipc.confinement import Confinement, clean_environment, enter, process_namespace
 from lamina.sdk.binding import Param
@@ -118,6 +118,10 @@ def build_manifest(app: str) -> AppManifest:
 
     try:
         found = load_app(app)
+        if found.mounts:
+            raise BadValue(
+                "mount: web apps of deployed apps are not served", hint="serve it as the server's own app: lamina serve app.py"
+            )
         deployed = found.deployed()
     except LaminaError as error:
         return AppManifest("", (), (), (), error.message, error.hint)

@@ -89,6 +89,18 @@ class RemoteReply(Exchange):
         self._session = session
         session.pending[number] = self
 
+    @property
+    def has_cors(self) -> bool:
+        return True  # an ingress answers for origins
+
+    @property
+    def client(self) -> str:
+        return ""
+
+    @property
+    def unsent_bytes(self) -> int:
+        return 0  # it is the ingress that bounds what a client has not taken
+
     # ------------------------------------------------------------------------- HTTP
 
     def respond(self, status: int, body: bytes = b"", content_type: bytes = b"application/json", extra: bytes = b"") -> None:

@@ -25,6 +25,7 @@ from lamina.gateway.routes.profiles import take_snapshot
 from lamina.gateway.routes.sockets import with_bearer
 from lamina.gateway.routes.status import status
 from lamina.gateway.routes.targets import CallTarget, TargetRegistry
+from lamina.gateway.web_app.web_process import WebProcess
 from lamina.sdk.binding import Param
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.http1 import Handler
@@ -62,6 +63,7 @@ RouteHandler = Callable[..., None]
 """Handles a request with its exchange, its grant, and what the path names."""
 
 DESCRIBE = {kind: rule_of("calls", f"GET /v1/{kind}s/{{{kind}}}") for kind in ("function", "workflow")}
+MOUNTED = rule_of("calls", "* /{page*}")
 CALL = {kind: rule_of("calls", f"POST /v1/{kind}s/{{{kind}}}") for kind in ("function", "workflow")}
 
 
@@ -83,6 +85,7 @@ class Router:
         openapi: Callable[[Grant], dict[str, Any]],
         routes: Mapping[str, RouteHandler],
         mounts: Mapping[bytes, Handler],
+        web: WebProcess | None = None,
     ) -> None:
         self._driver = driver
         self._metrics = metrics
@@ -93,6 +96,7 @@ class Router:
         self._process = process
         self._refusals = refusals
         self._mounts = mounts
+        self._web = web
         self._memory = memory
         self._make_openapi = openapi
         self._documents: dict[str, bytes] = {}  #: that describe the API, by tenant
@@ -155,6 +159,10 @@ class Router:
         path = request.path
         if self._process.is_standby and self._process.refusal is not None and not path.startswith(_ABOUT_THE_PROCESS):
             raise self._process.refusal()
+        web = self._web
+        if web is not None and path == b"/" and web.has_root:
+            web.handle("/", request, exchange)
+            return
         for prefix, handler in self._mounts.items():
             if path.startswith(prefix) and path[len(prefix) : len(prefix) + 1] in (b"", b"/"):
                 handler(request, exchange)
@@ -162,6 +170,9 @@ class Router:
         found = self._routes.find(request.method, path)
         if isinstance(found, str):
             reject_method(request, exchange, found)
+        elif found is None and web is not None and (mount := web.mount_of(path)) is not None:
+            self.authorize(request, MOUNTED)
+            web.handle(mount, request, exchange)
         elif found is None:
             raise self._not_found(request, Grant(self.authorize(request, UNKNOWN_ROUTE), DESCRIBE["function"]))
         else:

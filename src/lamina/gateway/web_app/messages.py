@@ -1,0 +1,133 @@
+"""Messages between the gateway and the host of its web apps; framed like those of workers."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from lamina.gateway.observability.logs import LogFormat
+from lamina.ipc.framing import FrameReader, Natural, StopProcess
+
+HeaderList = list[tuple[bytes, bytes]]
+
+
+class WebHostSetup(Struct, frozen=True, kw_only=True):
+    """Settings of the host process, as JSON on its command line."""
+
+    source: str  #: the app, as `load_app` takes it
+    fd: int = -1
+    log_format: LogFormat = ""
+
+
+# ------------------------------------------------------------------------- to the host
+
+
+class WebRequest(Struct, frozen=True, array_like=True, tag=1):
+    """A request for the application that is mounted at `mount`; a WebSocket, if `is_socket`."""
+
+    number: Natural
+    mount: str
+    method: str
+    path: bytes
+    query: bytes
+    headers: HeaderList
+    client: str
+    body: bytes = b""
+    is_socket: bool = False
+    protocols: tuple[str, ...] = ()
+
+
+class WebInput(Struct, frozen=True, array_like=True, tag=2):
+    """A message of the client of a WebSocket."""
+
+    number: Natural
+    data: bytes
+    is_text: bool
+
+
+class WebClientLeft(Struct, frozen=True, array_like=True, tag=4):
+    """The client has left; `code` of its WebSocket."""
+
+    number: Natural
+    code: Natural = 1006
+
+
+class WebDrained(Struct, frozen=True, array_like=True, tag=5):
+    """The client has taken so many bytes of the response: as many may follow."""
+
+    number: Natural
+    size: Natural
+
+
+# ----------------------------------------------------------------------- from the host
+
+
+class WebHostReady(Struct, frozen=True, array_like=True, tag=10):
+    """The applications have started; or why not."""
+
+    error: str = ""
+
+
+class WebStart(Struct, frozen=True, array_like=True, tag=11):
+    """Status and headers of a response."""
+
+    number: Natural
+    status: Natural
+    headers: HeaderList
+
+
+class WebBody(Struct, frozen=True, array_like=True, tag=12):
+    """A part of the body of a response."""
+
+    number: Natural
+    data: bytes
+    more: bool
+
+
+class WebFailed(Struct, frozen=True, array_like=True, tag=13):
+    """The application has raised, or ended without a whole response."""
+
+    number: Natural
+
+
+class WebAccept(Struct, frozen=True, array_like=True, tag=14):
+    """The application accepts a WebSocket."""
+
+    number: Natural
+    protocol: str
+    headers: HeaderList
+
+
+class WebOutput(Struct, frozen=True, array_like=True, tag=15):
+    """A message for the client of a WebSocket."""
+
+    number: Natural
+    data: bytes
+    is_text: bool
+
+
+class WebTaken(Struct, frozen=True, array_like=True, tag=16):
+    """The application has taken so many messages of a WebSocket."""
+
+    number: Natural
+    count: Natural
+
+
+class WebClose(Struct, frozen=True, array_like=True, tag=17):
+    """The application closes a WebSocket; before it has accepted, it refuses it."""
+
+    number: Natural
+    code: Natural
+    reason: str
+
+
+ToWebHost = WebRequest | WebInput | WebClientLeft | WebDrained | StopProcess
+FromWebHost = WebHostReady | WebStart | WebBody | WebFailed | WebAccept | WebOutput | WebTaken | WebClose
+
+
+def web_host_reader() -> FrameReader[FromWebHost]:
+    return FrameReader(msgspec.msgpack.Decoder(FromWebHost))
+
+
+def gateway_reader() -> FrameReader[ToWebHost]:
+    return FrameReader(msgspec.msgpack.Decoder(ToWebHost))
