@@ -84,16 +84,27 @@ async def first_pieces(port: int, count: int, pieces: int) -> tuple[list[float],
 
 
 async def play_clients(port: int, rounds: int, streams: int, pieces: int) -> tuple[list[float], list[float], int]:
-    """All clients, in a process of their own."""
-    await calls_at_once(port, 4, 0.01)
+    """All clients, in a process of their own: of streams, or of calls if there are none."""
+    if not streams:
+        await calls_at_once(port, 4, 0.01)
+        return [await calls_at_once(port, 40, 0.2) for _ in range(rounds)], [], 0
     await first_pieces(port, 4, 2)
-    waits = [await calls_at_once(port, 40, 0.2) for _ in range(rounds)]
+    waits: list[float] = []
     firsts: list[float] = []
     whole = 0
     for _ in range(rounds):
         found, complete = await first_pieces(port, streams, pieces)
         firsts, whole = firsts + found, whole + complete
     return waits, firsts, whole
+
+
+async def clients_told(*numbers: int) -> Any:
+    options = [str(number) for number in numbers]
+    client = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.concurrency", "--client", *options, stdout=asyncio.subprocess.PIPE
+    )
+    told, _ = await client.communicate()
+    return json.loads(told)
 
 
 async def measure(rounds: int, streams: int, pieces: int) -> dict[str, Any]:
@@ -104,14 +115,12 @@ async def measure(rounds: int, streams: int, pieces: int) -> dict[str, Any]:
         try:
             while not gateway.is_ready():
                 await asyncio.sleep(0.05)
-            options = [str(number) for number in (gateway.port, rounds, streams, pieces)]
-            client = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "benchmarks.concurrency", "--client", *options, stdout=asyncio.subprocess.PIPE
-            )
-            told, _ = await client.communicate()
+            waits, _, _ = await clients_told(gateway.port, rounds, 0, 0)
+            began_s = time.process_time()
+            _, firsts, whole = await clients_told(gateway.port, rounds, streams, pieces)
+            cpu_ms = (time.process_time() - began_s) * 1e3 / (rounds * streams)
         finally:
             await gateway.stop(5)
-    waits, firsts, whole = json.loads(told)
     firsts.sort()
     return {
         "label": "measured",
@@ -128,6 +137,7 @@ async def measure(rounds: int, streams: int, pieces: int) -> dict[str, Any]:
             "rounds": rounds,
             "pieces": pieces,
             "whole": whole,
+            "gateway_cpu_ms_per_stream": round(cpu_ms, 3),
             "first_piece_ms": {
                 "p50": round(firsts[len(firsts) // 2], 2),
                 "p99": round(firsts[min(len(firsts) - 1, int(0.99 * len(firsts)))], 2),
