@@ -13,7 +13,7 @@ from lamina.core import events as ev
 from lamina.core.tenancy.fair_queue import FairQueue
 from lamina.core.tenancy.usage import DailyUsage
 from lamina.policies import edf, fifo
-from lamina.types import NEVER_US, Call, Tenant
+from lamina.types import NEVER_US, Call, DeviceSpec, ScaleSpec, Tenant
 from tests.script import Script, a_function
 
 
@@ -102,6 +102,38 @@ def test_a_call_is_admitted_by_what_is_ahead_of_it_and_not_by_what_others_pile_u
     calls(script, "quiet", "q0", within_us=20_000)
     script.at(40_000)
     assert script.ending("q0") == "reply"
+
+
+def rejected(said: list[do.Action]) -> list[str]:
+    return [action.reason for action in said if isinstance(action, do.Reject)]
+
+
+@pytest.mark.parametrize("is_loaded", [True, False], ids=["contended", "cold"])
+def test_a_tenant_with_more_gives_way_where_one_with_less_found_no_room_for_what_it_has(script: Script, is_loaded: bool) -> None:
+    """On a device that is full of its calls; not because a function of the other is not loaded, which it cannot help."""
+    devices = [DeviceSpec(id="gpu0", kind="gpu", units=1, memory_mib=1_000)]
+    script.given(a_function("f"), takes={"f": 10_000, "g": 10_000}, loads={"g": 500_000}, policy=edf.Policy(), devices=devices)
+    script.tell(ev.Deployed((a_function("g", scale=ScaleSpec(min=0)),)))
+    calls(script, "quiet", "q0", within_us=10_000_000)
+    calls(script, "loud", *many("l", 5), within_us=10_000_000)
+    assert rejected(calls(script, "quiet", "q1", target="f" if is_loaded else "g", within_us=11_000)) == ["deadline"]
+    assert rejected(calls(script, "loud", "l5", within_us=10_000_000)) == (["share"] if is_loaded else [])
+
+
+def test_a_tenant_with_more_does_not_give_way_on_devices_that_are_not_asked_for(script: Script) -> None:
+    """An SLO that nothing could meet is no reason to reject others on an idle device, nor on another one."""
+    devices = [DeviceSpec(id=f"gpu{number}", kind="gpu", units=1, memory_mib=1_000) for number in range(2)]
+    script.given(
+        a_function("f", memory_mib=700),
+        a_function("g", memory_mib=700),
+        takes={"f": 10_000, "g": 10_000},
+        devices=devices,
+        policy=edf.Policy(),
+    )
+    calls(script, "quiet", "q0", within_us=10_000_000)
+    calls(script, "loud", *many("l", 5), within_us=10_000_000)
+    assert rejected(calls(script, "quiet", "q1", target="g", within_us=5_000)) == ["deadline"]
+    assert not rejected(calls(script, "loud", "l5", within_us=10_000_000))
 
 
 def test_the_rate_of_a_tenant_is_kept_and_the_refusal_says_when_to_come_back(script: Script) -> None:

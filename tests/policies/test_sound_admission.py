@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lamina.core.actions import Action, Reject
+from lamina.core.actions import Action, Load, Reject, WakeAt
 from lamina.core.controller import Controller
 from lamina.core.events import CallArrived, Event
 from lamina.policies import frontier
@@ -157,3 +157,13 @@ def test_in_overload_a_call_without_a_goal_waits_and_one_with_a_goal_is_shed(
     with patch(f"{shedder}.on_call_arrived", lambda *_: 2**63), patch(f"{shedder}.is_tight", lambda *_: True):
         said = script.arrives("c", within_us=within_us) if within_us else script.arrives("c")
     assert any(isinstance(one, Reject) for one in said) == is_shed
+
+
+def test_a_function_whose_calls_are_rejected_for_want_of_an_instance_is_loaded_at_once(script: Script):
+    """A load takes longer than its calls have: they are rejected until it is there, and none of them waits to be noticed."""
+    script.given(
+        a_function(slo=Slo(latency_us=20 * MS)), policy=frontier.Policy(), takes={"f": 2 * MS}, loads={"f": 100 * MS}, warm=False
+    )
+    script.at(300 * MS)
+    said = script.arrives("c", within_us=20 * MS)
+    assert [type(action) for action in said if not isinstance(action, WakeAt)] == [Reject, Load]

@@ -27,7 +27,8 @@ TENANT_EXPIRY_US = 10_000_000
 """An account without limits expires after so long without a call."""
 
 BACKPRESSURE_US = 50_000
-"""A tenant with less than others in flight was rejected: for so long tenants with more must not add to it."""
+"""A tenant with less than others in flight was rejected on devices where others are served: for so long tenants with more must
+not add to what they have there."""
 
 BOOKING_HORIZON_US = 1_000
 """While several tenants have calls under way, a slice is booked no earlier than this before it is free: what is booked is
@@ -47,7 +48,8 @@ class FairShare:
     usage: TenantUsage = field(default_factory=TenantUsage)
     _priority_seen_us: int = -NEVER_US  #: when a priority was last used
     _charged: dict[int, float] = field(default_factory=dict)  #: per job of batches under way, on account
-    _backpressure_until_us: int = 0
+    _backpressure_us: dict[str, int] = field(default_factory=dict)  #: by device: until when tenants with more must not add to it
+    _target: str = ""  #: of the call that is being admitted
     _active_tenants: int = 0  #: tenants with calls under way
 
     # --------------------------------------------------------------------- calls
@@ -66,8 +68,11 @@ class FairShare:
         why, retry_after_us = account.exceeded_limit(now_us)
         if why:
             return Reject(call.id, "quota", retry_after_us, why=why)
-        if now_us < self._backpressure_until_us and account.weighted_in_flight > self.usage.mean_in_flight():
-            return Reject(call.id, "share", retry_after_us=self._backpressure_until_us - now_us)
+        self._target = call.target
+        if self._backpressure_us and account.weighted_in_flight > self.usage.mean_in_flight():
+            until_us = max([self._backpressure_us.get(host, 0) for host in self._hosts(call.target)], default=0)
+            if now_us < until_us:
+                return Reject(call.id, "share", retry_after_us=until_us - now_us)
         if not account.in_flight:
             account.catch_up(self.usage.virtual_time_us)
         self.usage.admit_for(account, call.priority)
@@ -84,7 +89,19 @@ class FairShare:
             self._count_in_flight(account, 1)
             account.charge_call(now_us)
         elif account.weighted_in_flight < self.usage.mean_in_flight():
-            self._backpressure_until_us = now_us + BACKPRESSURE_US
+            full = [host for host in self._hosts(self._target) if self._is_contended(host)]
+            if full:  # else it is not for the others that it was rejected: a load, say, or an SLO that nothing could meet
+                self._backpressure_us = {host: us for host, us in self._backpressure_us.items() if us > now_us}
+                self._backpressure_us.update(dict.fromkeys(full, now_us + BACKPRESSURE_US))
+
+    def _hosts(self, target: str) -> set[str]:
+        """Devices that calls of this target come to."""
+        flow = self.margin.flows.get(target)
+        return {host for name in (flow.functions if flow else ()) for host in self.state.functions[name].instances_by_device}
+
+    def _is_contended(self, host: str) -> bool:
+        device = self.state.devices[host]
+        return device.busy == device.all_units or bool(self.state.backlogged.get(host))
 
     def on_call_ended(self, call: Call) -> None:
         account = self.usage.accounts.get(call.tenant)

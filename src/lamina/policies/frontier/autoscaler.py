@@ -40,6 +40,9 @@ TARGET = 0.75
 HOT, APART = 0.6, 0.15
 """A device above this load shares with one that has at least so much less."""
 
+RETRY_US = 5_000
+"""A function that has found no place is looked at again after this time at the earliest, however many calls are rejected."""
+
 FEW, SLICE = 64, 16
 """Up to so many functions are looked at in one go; more in slices of so many."""
 
@@ -75,6 +78,7 @@ class FrontierAutoscaler:
     _last_sizes: tuple[int, int] = (0, 0)  #: functions and devices when the last full scan began
     _to_scan: list[FunctionState] = field(default_factory=list)  #: left of the scan under way, the next one last
     _next_slice_us: int = 0
+    _retry_us: dict[str, int] = field(default_factory=dict)  #: functions without an instance: not looked at again before then
     _load: dict[str, float] = field(default_factory=dict)  #: per device, how much of it demand takes; of those scanned
     _requested: dict[str, int] = field(default_factory=dict)  #: kind -> when one more was requested
 
@@ -84,11 +88,13 @@ class FrontierAutoscaler:
             self._full_scan_at_us, self._last_sizes = view.now_us + self.period_us, sizes
             self._to_scan = list(reversed(view.functions.values()))
             self._load = dict.fromkeys(view.devices, 0.0)
+            self._retry_us.clear()
             yield from self._scan(view)
             return
-        for name in [*view.waiting, *view.deferred]:
+        for name in dict.fromkeys([*view.needs_instance, *view.waiting, *view.deferred]):
             function = view.functions[name]
-            if not function.instances:
+            if not function.instances and view.now_us >= self._retry_us.get(name, 0):  # its calls wait, or are rejected for it
+                self._retry_us[name] = view.now_us + RETRY_US
                 yield from self._scale_function(view, function)
         if self._to_scan:
             if view.now_us >= self._next_slice_us:
@@ -135,6 +141,7 @@ class FrontierAutoscaler:
                 loaded.append(instance)
         needed = self._instances_needed(view, function, self.rates.scaling_rate(now_us, function))
         is_wanted = len(function.queue) or function.expected_jobs > 0 or function.rejections
+        is_wanted = is_wanted or function.arrivals.last_us == now_us  # rejected just now
         if not loaded and is_wanted:
             needed = max(1, needed)
         want = max(spec.scale.min, min(spec.scale.max, needed))
