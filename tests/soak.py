@@ -1,7 +1,7 @@
 """Worlds by their seeds: `python -m tests.soak core|server SEED[:END]`, on all cores with `--jobs N`. Exit 1: one is wrong.
 
 `core` plays the controller alone, `server` whole servers (`tests/world`). A seed is a world: played again, it is the same.
-`--record FILE` adds what was played, with the commit, to a JSON file (`results/attacks/soak.json`).
+`--record FILE` adds what was played, with the commit, to a JSON file; `results/attacks/soak.json` is made of such.
 """
 
 from __future__ import annotations
