@@ -69,7 +69,7 @@ const SERIES = 6;
 
 /** Lines are the profile, dots what was observed; one colour for each width of slice. */
 function drawTimes(canvas, groups, height) {
-  const ratio = Math.min(2, window.devicePixelRatio || 1), wide = canvas.clientWidth || 400, left = 62, bottom = 34, top = 10, right = 12;
+  const ratio = Math.min(2, window.devicePixelRatio || 1), wide = canvas.clientWidth || 400, left = 74, bottom = 34, top = 10, right = 12;
   canvas.width = Math.round(wide * ratio);
   canvas.height = Math.round(height * ratio);
   const paint = canvas.getContext('2d');
@@ -107,7 +107,7 @@ function Profile({ data }) {
   for (const one of data.profile) if (!weight.has(one.units)) weight.set(one.units, 0);
   const shown = [...weight].sort((a, b) => b[1] - a[1]).slice(0, SERIES).map(([units]) => units).sort((a, b) => a - b);
   const kind = data.observed[0]?.device ?? data.profile[0]?.device;
-  const groups = shown.map((units, at) => ({ units, colour: [0, 2, 1, 3, 5, 6][at], line: data.profile.filter((one) => one.units === units && one.device === kind).map((one) => [one.batch, one.profiled_ms]).sort((a, b) => a[0] - b[0]), dots: data.observed.filter((one) => one.units === units && one.device === kind).map((one) => [one.batch, one.p50_ms, one.batches / most]) }));
+  const groups = shown.map((units, at) => ({ units, colour: [0, 2, 1, 3, 5, 6][at], line: [...new Map([...data.profile, ...data.observed].filter((one) => one.units === units && one.device === kind && one.profiled_ms).map((one) => [one.batch, one.profiled_ms]))].sort((a, b) => a[0] - b[0]), dots: data.observed.filter((one) => one.units === units && one.device === kind).map((one) => [one.batch, one.p50_ms, one.batches / most]) }));
   useEffect(() => {
     if (!canvas.current) return undefined;
     const turn = () => drawTimes(canvas.current, groups, 260);
@@ -119,10 +119,10 @@ function Profile({ data }) {
   const stale = data.profile.some((one) => one.stale);
   return html`<section class="card"><h2>Profile against observed <span class="soft">time of a batch on its slice${kind ? `, ${kind}` : ''}</span></h2>
     ${stale && html`<div class="note warn"><p>What was observed lies outside of the profile. Measure it again: <code>lamina profile ${data.name}</code></p></div>`}
-    ${!data.profile.length && !data.observed.length ? html`<${Empty}>Nothing is known of it yet: call it a few times, or measure it with lamina profile.<//>` : html`<div class="split"><div>
+    ${!data.profile.length && !data.observed.length ? html`<${Empty}>Nothing is known of it yet: call it a few times, or measure it with lamina profile.<//>` : html`<div class="split later"><div>
       <canvas class="chart tall-chart" ref=${canvas} role="img" aria-label="Time of a batch by its size: profile as lines, observed as dots; the table beside it has the same"></canvas>
       <ul class="legend">${groups.map((group) => html`<li><span class=${`swatch f${group.colour}`}></span>${group.units} ${group.units === 1 ? 'unit' : 'units'}</li>`)}<li class="soft">lines: profile; dots: median of the last batches, larger for more of them</li></ul></div>
       <div class="tall" tabindex="0" role="region" aria-label="Profile against observed, all points">
-      <${Table} label="Observed batches" rows=${data.observed} empty="No batch of it ran lately. The profile:" columns=${[['batch', (one) => one.batch, 'n'], ['units', (one) => one.units, 'n'], ['batches', (one) => num(one.batches), 'n'], ['profiled', (one) => ms(one.profiled_ms), 'n'], ['predicted', (one) => ms(one.predicted_ms), 'n'], ['observed p50', (one) => ms(one.p50_ms), 'n'], ['p99', (one) => ms(one.p99_ms), 'n']]} />
+      <${Table} label="Observed batches" rows=${data.observed} empty="No batch of it ran lately. The profile:" columns=${[['batch', (one) => one.batch, 'n'], ['units', (one) => one.units, 'n'], ['batches', (one) => num(one.batches), 'n'], ['profiled', (one) => ms(one.profiled_ms), 'n'], ['predicted', (one) => ms(one.predicted_ms), 'n'], ['p50', (one) => ms(one.p50_ms), 'n'], ['p99', (one) => ms(one.p99_ms), 'n']]} />
       ${data.profile.length > 0 && html`<details open=${!data.observed.length}><summary>The whole profile</summary><${Table} label="Profile" rows=${data.profile} columns=${[['device', (one) => one.device], ['batch', (one) => one.batch, 'n'], ['units', (one) => one.units, 'n'], ['profiled', (one) => ms(one.profiled_ms), 'n'], ['planned with now', (one) => ms(one.planned_ms), 'n'], ['', (one) => (one.stale ? html`<span class="tag warn">stale</span>` : '')]]} /></details>`}</div></div>`}</section>`;
 }

@@ -36,7 +36,7 @@ export function Plan({ query }) {
   const called = data.targets.filter((one) => one.rate > 0 || rates[one.name] > 0), idle = data.targets.filter((one) => !called.includes(one));
   return html`<${Head} title="Plan" about="What if there were more calls, other goals, or more devices? The simulator plays it with the profiles that this server has learnt, in a process of its own. Figures are simulated." />
     <${Oops} error=${error} retry=${reload} />
-    <div class="split"><section class="card"><h2>What if</h2>
+    <div class="split later"><section class="card"><h2>What if</h2>
       <div class="sliders"><${Slider} label="All rates" value=${scale} min="0.25" max="5" step="0.25" onInput=${setScale} show=${(value) => `× ${num(value, 2)}`} />
       <${Slider} label="All SLOs" value=${ease} min="0.25" max="4" step="0.25" onInput=${setEase} show=${(value) => `× ${num(value, 2)}`} />
       ${Object.entries(data.devices).map(([kind, count]) => html`<${Slider} label=${`Devices of kind ${kind}`} value=${devices[kind] ?? count} min="0" max=${Math.max(8, 2 * count)} onInput=${(value) => setDevices({ ...devices, [kind]: value })} show=${(value) => `${value}${value === count ? ' (as now)' : ''}`} />`)}</div>
