@@ -6,7 +6,7 @@ On top of what every policy gets (`policies/defaults.py`):
 - replication: a function without a goal is loaded on an idle device too, where that takes less time than waiting;
 - keep-alive: an idle instance stays longer than it must if its function is known to come back after such a silence;
 - eviction: where memory is short, what is least worth keeping goes: reload time times how often it is used, per MiB;
-- devices are requested while demand is above what there are, and returned when it no longer is.
+- devices are requested where demand will be above what there are by the time they have booted, and returned when it no longer is.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from lamina.core.policy import Decision, LoadInstance, RequestDevice, RescaleAt,
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState, Instance
 from lamina.planner.arrival_rates import ArrivalRates
+from lamina.planner.device_forecast import DeviceForecast
 from lamina.planner.instance_placement import (
     evictions,
     fits,
@@ -62,7 +63,6 @@ REQUEST_AT, RETURN_AT = 0.85, 0.5
 ROOMY = 0.7
 """Part of a device's memory up to which further instances of a function may be loaded there."""
 
-REQUEST_AGAIN_US = 60_000_000
 MAX_KEEP_ALIVE = 10
 """Times its `idle` that an instance is kept at most."""
 
@@ -80,7 +80,7 @@ class FrontierAutoscaler:
     _next_slice_us: int = 0
     _retry_us: dict[str, int] = field(default_factory=dict)  #: functions without an instance: not looked at again before then
     _load: dict[str, float] = field(default_factory=dict)  #: per device, how much of it demand takes; of those scanned
-    _requested: dict[str, int] = field(default_factory=dict)  #: kind -> when one more was requested
+    _forecasts: dict[str, DeviceForecast] = field(default_factory=dict)  #: by kind of device
 
     def scale(self, view: View) -> Iterator[Decision]:
         sizes = (len(view.functions), len(view.devices))
@@ -329,17 +329,15 @@ class FrontierAutoscaler:
         return self.rates.scaling_rates.get(function.spec.name, 0.0) * work / hosts
 
     def _devices(self, view: View, load: dict[str, float]) -> Iterator[Decision]:
-        """More of a kind while it is full, and those that were requested back when the others are enough."""
-        now_us = view.now_us
+        """More of a kind where it will be full when they have come; those that were requested back when the others are enough."""
         for kind in sorted({device.spec.kind for device in view.devices.values()}):
             mine = [name for name, device in view.devices.items() if device.spec.kind == kind]
             total = sum(load[name] for name in mine)
-            asked_us = self._requested.get(kind, -REQUEST_AGAIN_US)
-            if total > REQUEST_AT * len(mine) and now_us - asked_us >= REQUEST_AGAIN_US:
-                self._requested[kind] = now_us
+            forecast = self._forecasts.setdefault(kind, DeviceForecast(REQUEST_AT))
+            for _ in range(forecast.missing(view.now_us, total, mine)):
                 yield RequestDevice(kind)
             extra = [name for name in mine if view.devices[name].spec.launched]
-            if extra and total < RETURN_AT * (len(mine) - 1) and not _is_required(view, view.devices[extra[-1]]):
+            if extra and forecast.expected_load < RETURN_AT * (len(mine) - 1) and not _is_required(view, view.devices[extra[-1]]):
                 last = view.devices[extra[-1]]
                 for instance_id in list(last.instances):
                     yield UnloadInstance(instance_id)
