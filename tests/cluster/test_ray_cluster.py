@@ -137,3 +137,48 @@ def test_an_agent_that_is_released_drains_and_its_actor_goes(ray_nodes: RayNodes
             assert [one["node"] for one in await asyncio.to_thread(launcher.list)] == ["ray-0"]
 
     run(work, 300)
+
+
+BUSY = """
+import time
+
+import lamina
+
+app = lamina.App("busy")
+
+
+@app.function(scale=lamina.Scale(min=1, max=8, idle="2s"))
+def work(seconds):
+    time.sleep(seconds)
+"""
+
+
+def test_a_node_is_added_by_load_and_goes_when_the_load_has_gone(ray_nodes: RayNodes, tmp_path: Path) -> None:
+    (tmp_path / "busy.py").write_text(BUSY)
+    port = free_port()
+    terms = LaunchTerms("ray", ray_nodes.address, min=1, max=2)
+    launcher = open_launcher(terms, JoinTerms((f"127.0.0.1:{port}",), TOKEN))
+
+    async def work() -> None:
+        async with cluster(
+            tmp_path / "busy.py", tmp_path, policy="frontier", port=port, pools=((launcher, NodePool(terms)),)
+        ) as made:
+            await made.until(lambda: "live" in (made.phase("ray-0"), made.phase("ray-1")), 120)
+            is_over = asyncio.Event()
+            statuses: set[int] = set()
+
+            async def client() -> None:
+                async with Browser(made.gateway.port) as browser:
+                    while not is_over.is_set():
+                        statuses.add((await browser.post("/v1/functions/work", 0.05)).status)
+
+            clients = [asyncio.create_task(client()) for _ in range(8)]
+            await made.until(lambda: made.phase("ray-0") == made.phase("ray-1") == "live", 120)
+            assert made.engine.pools.status()[0].boot_us > 0
+            is_over.set()
+            await asyncio.gather(*clients)
+            assert statuses == {200}
+            await made.until(lambda: sorted((made.phase("ray-0"), made.phase("ray-1"))) == ["", "live"], 120)
+            assert made.engine.pools.status()[0].wanted == 1
+
+    run(work, 420)
