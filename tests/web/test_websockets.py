@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import struct
+import subprocess
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -570,3 +572,19 @@ def test_an_event_source_gets_numbered_events_and_is_told_to_stop_when_it_connec
     assert "content-type: text/event-stream" in first
     assert 'id: 1\ndata: {"n":0}\n\n' in first and 'id: 2\ndata: {"n":1}\n\n' in first and "id: 3\nevent: end\n" in first
     assert (again.status, wrong.status) == (204, 400)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
+def test_curl_reads_streams_and_their_errors(server: Shared) -> None:
+    def curl(*arguments: str) -> str:
+        done = subprocess.run(["curl", "-sN", *arguments], capture_output=True, check=True, timeout=60, text=True)
+        return done.stdout
+
+    url = f"http://127.0.0.1:{server.gateway.port}/v1/functions"
+    stream = ("-H", "accept: text/event-stream")
+    assert curl(*stream, f"{url}/counts", "-d", '{"to": 2}') == 'data: {"n":0}\n\ndata: {"n":1}\n\nevent: end\ndata: {}\n\n'
+    assert curl(f"{url}/counts/events?to=1").startswith('id: 1\ndata: {"n":0}\n\n')
+    failed = curl(*stream, f"{url}/fails", "--json", '{"after": 1}')
+    assert failed.startswith("data: 0\n\nevent: error\ndata: ") and '"code":"function-failed"' in failed
+    assert json.loads(curl(*stream, f"{url}/counts", "--json", '{"to": "many"}'))["status"] == 422
+    assert curl("-o", "/dev/null", "-w", "%{http_code}", f"{url}/counts/ws") == "426"
