@@ -29,7 +29,7 @@ from lamina.drivers.engine import EngineShared, TargetSource
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.engines.app_environments import AppEnvironments, EnvironmentOptions
 from lamina.engines.composite import CompositeEngine
-from lamina.engines.cpu import CallBuffers, CpuEngine
+from lamina.engines.cpu import CallBuffers, CpuEngine, VolumeFolders
 from lamina.engines.emulated import EmulatedEngine, EmulatedValues
 from lamina.engines.gpu import GpuEngine
 from lamina.engines.in_process import InProcessEngine
@@ -150,7 +150,8 @@ def open_local(
         return call.tenant if call is not None else ""
 
     held = CallBuffers(BufferStore(buffers / f"{app.name}.buffers" if buffers is not None else None), tenant_of)
-    engine = _open_engines(app, app_path, cores, gpus, state, shared, isolation, table if probe else None, limits, held)
+    volumes = VolumeFolders(buffers.resolve() / "volumes" if buffers is not None else None, app.name)
+    engine = _open_engines(app, app_path, cores, gpus, state, shared, isolation, table if probe else None, limits, held, volumes)
     if cluster is not None:
         engine = ClusterEngine(
             engine, cluster.listen, app_path, state, cluster.pack, local=cluster.local_devices, pools=cluster.pools
@@ -263,6 +264,7 @@ def _open_engines(
     probe: ProfileTable | None,
     limits: WorkerLimits,
     buffers: CallBuffers,
+    volumes: VolumeFolders,
 ) -> CompositeEngine:
     """Engines of this machine's devices. With `probe`, functions without a profile there are timed when they are loaded."""
     isolated, mps = _isolate(app, gpus)
@@ -284,6 +286,7 @@ def _open_engines(
         isolation=isolation,
         probes_deployed=probe is not None,
         buffers=buffers,
+        volumes=volumes,
     )
     environment = dict(mps.daemon.environment) if mps is not None else {}
     gpu_engines = [

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from msgspec import Struct, structs
 
 from lamina import encoding
 from lamina.core.actions import Load, StartBatch
 from lamina.core.events import Heartbeat, InstanceLost
-from lamina.drivers.engine import EngineShared, MessageStream
+from lamina.drivers.engine import EngineShared, MessageStream, TargetSource
 from lamina.drivers.timer import clock_us
 from lamina.engines.inflight import InFlightBatch
 from lamina.engines.isolation import ProcessIsolation
@@ -23,6 +25,7 @@ from lamina.ipc.child_process import ChildProcess, ChildProcesses, ProcessSpec, 
 from lamina.ipc.confinement import Confinement
 from lamina.ipc.framing import FrameError, pack, wire_mask
 from lamina.kernels.buffer_store import BufferStore, StoredBuffer
+from lamina.sdk.volume import VARIABLE as VOLUMES
 from lamina.state.kv_state import StateAccess, StateTable
 from lamina.types import DeviceSpec
 from lamina.values.references import ErrorInfo, ReleaseSlots, ShmRef
@@ -65,6 +68,26 @@ class CallBuffers:
 
     store: BufferStore
     tenant_of: Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeFolders:
+    """Folders of the volumes of apps, below `root`; `own_app` is the app that the server was started with. None: there are
+    none."""
+
+    root: Path | None
+    own_app: str
+
+    def open(self, source: TargetSource) -> str:
+        """Folder of the volumes of an app; "": none. That of a tenant is made here, for its user; the operator's when it is
+        used."""
+        if self.root is None:
+            return ""
+        folder = self.root / (f"tenant-{source.tenant}" if source.tenant else "operator") / (source.app or self.own_app)
+        if source.user:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.chown(folder, source.user, source.user)
+        return str(folder)
 
 
 def _told(error: LaminaError) -> ErrorInfo:
@@ -147,6 +170,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         isolation: ProcessIsolation | None = None,
         probes_deployed: bool = False,
         buffers: CallBuffers | None = None,
+        volumes: VolumeFolders | None = None,
     ) -> None:
         limits = limits or WorkerLimits()
         self.isolation = isolation or ProcessIsolation()
@@ -159,6 +183,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         self._probed: set[tuple[str, str]] = set()
         self._state: StateAccess = state or StateTable("")
         self._buffers = buffers
+        self._volumes = volumes or VolumeFolders(None, "")
         self._processes = ChildProcesses()
         self._affinity = GatewayAffinity()
         self._concurrent: dict[int, WorkerHandle] = {}  #: jobs that run beside others in one worker
@@ -177,6 +202,8 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         shown: tuple[str, ...] = (folder,)
         if source.user and self._buffers is not None:
             shown = (folder, str(self._buffers.store.folder_of(source.tenant, source.user)))
+        volumes = self._volumes.open(source)
+        shown += (volumes,) if source.user and volumes else ()
         confinement = self.isolation.confinement(source, self.shared.spec_of(action.function), action.instance, shown)
         slots = self.references.add_worker(confinement.user)
         worker = WorkerHandle(action, slots=slots, confinement=confinement, end_client=end_client)
@@ -200,7 +227,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         spec = ProcessSpec(
             WORKER,
             from_worker_reader,
-            environment={**(isolated or {}), **self.shared.environment(action.function)},
+            environment={**(isolated or {}), **self.shared.environment(action.function), VOLUMES: volumes},
             confinement=confinement,
             output=pipe.fd if pipe is not None else None,
             cores=self._affinity.allowed,

@@ -26,9 +26,10 @@ from lamina.sdk.resources import CPU, GPU, SLO, Quota, Scale, checked_bool, chec
 from lamina.sdk.torch_model import TorchModel
 from lamina.sdk.triggers import Trigger, bind_trigger, make_trigger
 from lamina.sdk.user_errors import user_place
+from lamina.sdk.volume import Volume
 from lamina.sdk.workflow import Workflow
 from lamina.types import MAX_CONCURRENCY, FunctionSpec, Objective, call_parts
-from lamina.units import parse_us
+from lamina.units import parse_bytes, parse_us
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -366,6 +367,11 @@ class App:
             return target
 
         return decorate
+
+    def volume(self, name: str, *, size: str = "") -> Volume:
+        """A folder that the functions of the app share: `volume.path`. It is kept over versions and restarts of the server;
+        `size` such as "10GiB" limits what may be in it."""
+        return Volume(self.name, _checked(name, "volume name"), parse_bytes(size, "size") if size else 0)
 
     @property
     def state(self) -> KeyValueState:

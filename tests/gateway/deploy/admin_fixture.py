@@ -91,13 +91,14 @@ async def managed(
     probe: bool = False,
     console: bool = False,
     wheelhouse: Path | None = None,
+    buffers: Path | None = None,
     **options: Any,
 ) -> AsyncIterator[Managed]:
     """Uploads and the store are kept in `folder`, so that a second server there finds what the first one left; with `runs`
     also durable runs. At its end what runs has `grace_s`."""
     store = open_store(str(folder / "store.db"))
     access = await open_access(store)
-    live = open_local(str(app), policy=policies.build(policy), gpu=gpu, probe=probe)
+    live = open_local(str(app), policy=policies.build(policy), gpu=gpu, probe=probe, buffers=buffers)
     environments = AppEnvironments(folder / "environments", EnvironmentOptions(wheelhouse=str(wheelhouse or "")))
     prepared = DeploymentSetup(access, folder / "apps", str(app), trusts_deployers=trusts_deployers, environments=environments)
     listen = ListenConfig(**options)
