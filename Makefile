@@ -32,7 +32,7 @@ test: devel  ## All tests (those that need a GPU skip without one), on two cores
 	$(PY) -m pytest -q -n 2 --dist loadfile
 
 quick: devel  ## Tests that start no process, in a minute: core, planner, policies, sdk, asl, sim, predict ...
-	$(PY) -m pytest -q -n 2 --dist loadgroup -m "not live and not slow and not published"
+	$(PY) -m pytest -q -n 2 --dist loadfile -m "not live and not slow and not published"
 
 soak: devel  ## A hundred thousand worlds of the controller, and as many of whole servers, from their seeds (hours)
 	$(PY) -m tests.soak core 1000:101000 --jobs $$(nproc)

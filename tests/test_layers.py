@@ -11,8 +11,6 @@ import pytest
 
 from tests.source_trees import SRC, all_files, tree_of
 
-pytestmark = pytest.mark.xdist_group("source")
-
 LAYERS = (
     ("lab",),
     ("cli",),

@@ -17,8 +17,6 @@ import pytest
 
 from tests.source_trees import SRC, all_files, tree_of
 
-pytestmark = pytest.mark.xdist_group("source")
-
 LEFT_OUT = ("published", "lab")
 """Baselines and experiments."""
 

@@ -7,12 +7,8 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 from lamina import plugins
 from tests.source_trees import SRC, all_files, tree_of
-
-pytestmark = pytest.mark.xdist_group("source")
 
 APART = ("published", "lab")
 

@@ -11,7 +11,6 @@ import pytest
 
 from tests.source_trees import SRC, all_files, tree_of
 
-pytestmark = pytest.mark.xdist_group("source")
 DOCS = SRC.parent.parent / "docs"
 
 WHERE = {
