@@ -508,3 +508,14 @@ def test_two_hundredths_of_a_batch_s_time_are_kept_spare(script: Script, within_
     )
     script.at(0).arrives("c", within_us=within_us)
     assert [units_of(batch) for batch in script.batches] == [units]
+
+
+def test_a_batch_whose_cheapest_slice_would_block_others_starts_on_a_larger_one(script: Script):
+    """On one unit it takes 0.4 s and costs least, too long for the neighbours, who could need every unit by then; on more it is
+    over before. It has a minute: waiting until that is short would leave an idle device idle."""
+    slos = {"short": Slo(latency_us=100_000), "middle": Slo(latency_us=300_000), "patient": Slo(latency_us=60_000_000)}
+    takes = {"short": 2_000, "middle": 2_000, "patient": lambda batch, units: 40_000 + 360_000 // units}
+    functions = [a_function(name, share=0.5 if name != "patient" else 0.125, slo=slo) for name, slo in slos.items()]
+    script.given(*functions, devices=[BIG_GPU], policy=frontier.Policy(), takes=takes)
+    script.at(100_000).arrives("c", target="patient", within_us=60_000_000)
+    assert [batch.function for batch in script.batches] == ["patient"]
