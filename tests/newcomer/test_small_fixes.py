@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -172,22 +173,31 @@ def test_common_gpus_have_presets_and_those_never_measured_are_marked() -> None:
     assert PRESETS["l4"].memory_mib < PRESETS["a100"].memory_mib < PRESETS["b200"].memory_mib
 
 
-# ------------------------------------------------------- a plain call loads a second instance
+# ------------------------------------------------------- a plain call inside of a function
 
 
-def test_a_plain_call_of_a_class_inside_a_function_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
-    app = lamina.App("twice")
+def test_a_plain_call_of_a_class_inside_a_function_goes_to_the_served_instance() -> None:
+    app, loaded, threads = lamina.App("twice"), [], []
 
     @app.function()
     class Model:
+        def load(self) -> None:
+            loaded.append(threading.current_thread().name)
+
         def __call__(self, x: int) -> int:
+            threads.append(threading.current_thread().name)
             return 2 * x
 
     @app.function()
-    def outer(x: int) -> int:
-        return Model(x) + 1  # type: ignore[operator, call-arg]
+    def add(x: int, y: int) -> int:
+        threads.append(threading.current_thread().name)
+        return x + y
 
-    with Server(app) as server, caplog.at_level("WARNING", "lamina"):
+    @app.function()
+    def outer(x: int) -> int:
+        return add(Model(x), 1)  # type: ignore[arg-type, call-arg]
+
+    with Server(app) as server:
         assert [server.client.call("outer", {"x": x}) for x in (1, 2)] == [3, 5]
-    told = [record.getMessage() for record in caplog.records if "second instance" in record.getMessage()]
-    assert len(told) == 1 and "Model.remote" in told[0]
+    assert [name.split("-")[0] for name in loaded] == ["model"]
+    assert [name.split("-")[0] for name in threads] == ["model", "outer"] * 2  # a plain function is called where it is

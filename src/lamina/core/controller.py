@@ -118,6 +118,7 @@ class Controller:
         self._scale_at_us = 0
         self._is_scaling = False  #: the scale role has more of the same to decide
         self._recheck_due = False  #: a recheck that the policy asked for is due
+        self._has_requests = False  #: some functions are owed device time
         self.is_deciding = False  #: the event itself has been handled: what is raised now is not of its call
         self._housekeeping_at_us = HOUSEKEEPING_US
         self._margin = margin = AdmissionMargin(self.flows, state.devices)
@@ -166,7 +167,7 @@ class Controller:
             self._autoscale()
         if type(event) is not ev.CallArrived or not event.more_coming:
             if self._dispatch_queue.changed:
-                self._dispatch_queue.wake_in_line(self._fair_share.enabled)
+                self._dispatch_queue.wake_in_line(self._fair_share.enabled or self._has_requests)
             if self.state.waiting or self._recheck_due:
                 self._dispatch()
         return self.take_actions()
@@ -236,6 +237,7 @@ class Controller:
         if self._fair_share.enabled:
             self._fair_share.wrap_queues()
         self.rolling_update.replace_outdated(event.functions)
+        self._has_requests = any(function.owed for function in self.state.functions.values())
         self._engine.critical_path.invalidate()
 
     def _on_tenant_updated(self, event: ev.TenantUpdated) -> None:
@@ -290,13 +292,27 @@ class Controller:
         self._recheck_due = False
         queue, by_service = self._dispatch_queue, self._fair_share.enabled
         while True:
+            if self._has_requests:
+                self._dispatch_owed()
             if by_service:
                 self._dispatch_by_service_order()
             else:
                 for decision in self.policy.dispatch(self.view):
                     self._apply(decision)
-            if not queue.changed or not queue.wake_in_line(by_service):
+            if not queue.changed or not queue.wake_in_line(by_service or self._has_requests):
                 return
+
+    def _dispatch_owed(self) -> None:
+        """Ask about functions first that are owed device time (`Quota(request=)`): the rest is hidden until they have been."""
+        waiting, now_us = self.state.waiting, self.view.now_us
+        owed = {name for name, one in waiting.items() if one.owed and one.owed.level(now_us) > 0}
+        if owed and len(owed) < len(waiting):
+            self.view.hide([name for name in waiting if name not in owed])
+            try:
+                for decision in self.policy.dispatch(self.view):
+                    self._apply(decision)
+            finally:
+                self.view.hide(())
 
     def _dispatch_by_service_order(self) -> None:
         """Ask about functions in groups: tenants with the least usage first, the rest hidden until their group comes."""

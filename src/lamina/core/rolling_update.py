@@ -14,7 +14,7 @@ from lamina.core.policy import LoadInstance, UnloadInstance
 from lamina.core.scheduling.cluster import Cluster
 from lamina.core.scheduling.queues import DispatchQueue, Order, Queue
 from lamina.core.scheduling.state import Clock, ControllerState, FunctionState, Instance
-from lamina.core.token_bucket import quota_bucket
+from lamina.core.token_bucket import quota_bucket, request_bucket
 from lamina.errors import PolicyError
 from lamina.types import FunctionSpec
 
@@ -45,7 +45,8 @@ class RollingUpdate:
                 known.redeploy(spec)
                 for instance in known.instances.values():
                     self._cluster.redeploy_instance(instance, spec)
-            known.set_quota(quota_bucket(spec.quota, known.bucket, self._clock.now_us))
+            now_us = self._clock.now_us
+            known.set_quota(quota_bucket(spec.quota, known.bucket, now_us), request_bucket(spec.quota, known.owed, now_us))
             if spec.scale.min:
                 self._dispatch_queue.needs_instance(spec.name)
 

@@ -39,6 +39,18 @@ def time_share_bucket(share: float, before: TokenBucket | None, now_us: int) -> 
     return quota_bucket(QuotaSpec(limit=share), before, now_us)
 
 
+OWED_WINDOWS = 25
+"""Windows of a quota over which what a function is owed is kept: a second by default. What it did not ask for then is lost."""
+
+
+def request_bucket(quota: QuotaSpec, before: TokenBucket | None, now_us: int) -> TokenBucket | None:
+    """Bucket of the time a function is owed; None if it asks for none. While its level is above zero, its turn comes first."""
+    if quota.request <= 0.0:
+        return None
+    burst_us = max(1.0, quota.request * quota.window_us * OWED_WINDOWS)
+    return TokenBucket(quota.request, burst_us, min(burst_us, before.level(now_us)) if before else 0.0, now_us)
+
+
 def quota_bucket(quota: QuotaSpec, before: TokenBucket | None, now_us: int) -> TokenBucket | None:
     """Bucket of a quota, None without a limit. Full at first; a new quota keeps debts, and savings that fit."""
     if quota.limit >= 1.0:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
@@ -159,12 +158,9 @@ class Function(RemoteTarget[P, R_co]):
         if where is None and not self.is_class:
             return self.target(*args, **kwargs)
         if where is None and self._local is None and context().function not in ("", self.name):
-            logging.getLogger("lamina").warning(
-                "%s: a plain call of %s loads a second instance of it in this worker; %s.remote(...) calls the served one",
-                context().function,
-                self.name,
-                getattr(self.target, "__name__", self.name),
-            )
+            if self.is_async and not self.streams:
+                return self.aio(*args, **kwargs)
+            return self.remote(*args, **kwargs)  # it is served: its weights are not loaded a second time in this worker
         if where is not None and not isinstance(where, WorkflowTracer) and self.name in where.mocks:
             with plain_python():
                 return where.mocks[self.name](*args, **kwargs)

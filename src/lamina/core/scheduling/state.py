@@ -221,6 +221,7 @@ class FunctionState:
     instances_by_device: dict[str, int] = field(default_factory=dict)  #: how many of them on which device
     arrivals: ArrivalStats = field(default_factory=ArrivalStats)
     bucket: TokenBucket | None = None
+    owed: TokenBucket | None = None  #: device time it is to have when it asks for it (`Quota(request=)`)
     consecutive_crashes: int = 0  #: a finished batch ends the row
     load_not_before_us: int = 0  #: it crashed too often
     loads_started: int = 0  #: for instance names
@@ -242,8 +243,8 @@ class FunctionState:
         self.consecutive_crashes = self.load_not_before_us = 0
         self.placements += 1
 
-    def set_quota(self, bucket: TokenBucket | None) -> None:
-        self.bucket = bucket
+    def set_quota(self, bucket: TokenBucket | None, owed: TokenBucket | None) -> None:
+        self.bucket, self.owed = bucket, owed
 
     def replace_queue(self, queue: Queue) -> None:
         """With one of another kind, that has the same jobs."""
@@ -276,6 +277,8 @@ class FunctionState:
         self.arrivals.on_batch_ended(now_us, size, device_us, direct)
         if self.bucket:
             self.bucket.charge(now_us, device_us)
+        if self.owed:
+            self.owed.charge(now_us, device_us)
 
     def on_prediction(self, predicted_us: int, took_us: int) -> None:
         """Learn how far predictions are on the safe side."""

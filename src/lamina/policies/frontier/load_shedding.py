@@ -85,7 +85,8 @@ class LoadShedder:
             self.record_utilisation(host, device.busy.bit_count() / device.spec.units)
         if self._sweep is None and view.now_us - self._updated_us >= UPDATE_US:
             units = {name: device.spec.units for name, device in view.devices.items()}
-            self._sweep = self._add_up(view.now_us, units, partial(_work_per_call, view, backlog), view.tenant_weight)
+            work_of = partial(_work_per_call, view, backlog)
+            self._sweep = self._add_up(view.now_us, units, work_of, view.tenant_weight, partial(_requested_part, view))
         if self._sweep is not None and next(self._sweep, self) is self:
             self._sweep = None
         return self.delay_us(view.now_us, call)
@@ -146,6 +147,7 @@ class LoadShedder:
         units: Mapping[str, int],
         work_of: Callable[[str], Mapping[str, float]],
         weight_of: Callable[[str], float],
+        request_of: Callable[[str], float] = lambda target: 0.0,
     ) -> Iterator[None]:
         """The same, some streams or devices at a time: of thousands, all would take longer than a call has."""
         span_us = max(UPDATE_US // 2, now_us - self._updated_us)
@@ -174,7 +176,7 @@ class LoadShedder:
         for done, (name, count) in enumerate(units.items()):
             if done and not done % FEW:
                 yield
-            _divide(self._devices.setdefault(name, _Device()), count, needs.get(name, {}), weights)
+            _divide(self._devices.setdefault(name, _Device()), count, needs.get(name, {}), weights, request_of)
         for name in self._devices.keys() - units.keys():  # it has left
             del self._devices[name]
         self.is_overloaded = any(device.is_overloaded for device in self._devices.values())
@@ -209,8 +211,21 @@ def _work_per_call(view: View, backlog: BacklogModel, target: str) -> Mapping[st
     return backlog.work_per_call(view, flow) if flow is not None else {}
 
 
-def _divide(device: _Device, units: int, needs: Mapping[Stream, float], weights: Mapping[str, float]) -> None:
-    """Divide a device among tenants by weight, and the part of each among its targets."""
+def _requested_part(view: View, target: str) -> float:
+    """Part of the time that a function is owed (`Quota(request=)`)."""
+    function = view.functions.get(target)
+    return function.spec.quota.request if function is not None and function.owed is not None else 0.0
+
+
+def _divide(
+    device: _Device,
+    units: int,
+    needs: Mapping[Stream, float],
+    weights: Mapping[str, float],
+    request_of: Callable[[str], float],
+) -> None:
+    """Divide a device among tenants by weight, and the part of each among its targets. A function that is owed a part of the
+    time has the weight that gives it as much beside the others."""
     idle = device.seen > 0 and device.busy / device.seen < BUSY
     if device.is_overloaded and idle:
         device.capacity = min(2.0, device.capacity * 1.05)
@@ -223,7 +238,10 @@ def _divide(device: _Device, units: int, needs: Mapping[Stream, float], weights:
     if device.is_overloaded and len(needs) > 1:  # one alone competes with none but itself
         by_tenant: dict[str, dict[Stream, Demand]] = {}
         for stream, need in needs.items():
-            by_tenant.setdefault(stream[1], {})[stream] = Demand(need)
+            weight, part = 1.0, min(0.99, request_of(stream[0]))
+            if part:
+                weight = max(1.0, part * (sum(tenant == stream[1] for _, tenant in needs) - 1) / (1 - part))
+            by_tenant.setdefault(stream[1], {})[stream] = Demand(need, weight)
         asked = {
             tenant: Demand(sum(demand.need for demand in own.values()), weights.get(tenant, 1.0))
             for tenant, own in by_tenant.items()

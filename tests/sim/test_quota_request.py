@@ -1,0 +1,69 @@
+"""`Quota(request=)`: a function that asks for it has at least that part of the device's time, whatever others ask for."""
+
+from __future__ import annotations
+
+import pytest
+
+from lamina.sim.run import run
+from lamina.sim.scenario import parse
+
+SCENARIO = """
+[scenario]
+seed = 1
+duration = "10s"
+policy = "{policy}"
+
+[[device]]
+kind = "h200"
+units = 1
+
+[[function]]
+name = "a"
+share = "100%"
+memory = "1GiB"
+load = "10ms"
+slo = "{slo}"
+scale = {{ min = 1, max = 1 }}
+quota = {{ request = {request} }}
+profile.h200 = {{ batch = [1], p50_ms = {{ 1 = [10] }} }}
+
+[[function]]
+name = "b"
+share = "100%"
+memory = "1GiB"
+load = "10ms"
+slo = "{slo}"
+scale = {{ min = 1, max = 1 }}
+profile.h200 = {{ batch = [1], p50_ms = {{ 1 = [10] }} }}
+
+[[load]]
+target = "a"
+rate = {rate}
+start = "1s"
+
+[[load]]
+target = "b"
+rate = 100
+start = "1s"
+"""
+
+
+def part_of_a(policy: str, slo: str, request: float, rate: int = 100) -> tuple[float, int]:
+    """The part of the answers that are of a, at twice of what the device can do; and how many answers there are."""
+    answered = {row.target: row.answered for row in run(parse(SCENARIO.format(**locals()))).targets}
+    return answered["a"] / sum(answered.values()), sum(answered.values())
+
+
+@pytest.mark.parametrize("policy", ["fifo", "edf", "frontier"])
+@pytest.mark.parametrize("slo", ["100ms", "500ms"])
+def test_a_function_has_at_least_the_time_it_requests(policy: str, slo: str) -> None:
+    without, _ = part_of_a(policy, slo, 0.01)
+    with_request, answers = part_of_a(policy, slo, 0.7)
+    assert without < 0.55 and with_request > 0.69
+    assert answers > 850  # nothing of the device is left idle for it
+
+
+@pytest.mark.parametrize("policy", ["fifo", "edf", "frontier"])
+def test_what_it_does_not_ask_for_is_left_to_others(policy: str) -> None:
+    part, answers = part_of_a(policy, "500ms", 0.7, rate=10)
+    assert part < 0.2 and answers > 850
