@@ -7,7 +7,7 @@ what to do next (`hint`). `code` is the stable word clients may match on.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -39,10 +39,14 @@ class LaminaError(Exception):
 
 
 class BadValue(LaminaError):
-    """A value the caller gave cannot be used."""
+    """A value the caller gave cannot be used. `fields`: which parts of it, and why, where there are several."""
 
     status = 400
     code = "bad-value"
+
+    def __init__(self, message: str, *, hint: str = "", fields: Sequence[tuple[str, str]] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.fields = fields
 
 
 class UnknownEncoding(LaminaError):

@@ -168,6 +168,7 @@ def path_of(table: Table, route: str, tenant: str) -> str:
         "call": table.runs.get(tenant, "0" * 24),
         "graph": table.graphs[tenant],
         "session": "none",
+        "bucket": "box",
         "task": table.server.gateway.driver.data.tokens.make("0" * 24, 1),
         "node": "far",
         "target": f"{tenant}fn" if tenant else "echo",
@@ -176,6 +177,7 @@ def path_of(table: Table, route: str, tenant: str) -> str:
     method, _, path = route.partition(" ")
     path = path.replace("{buffer*}", "b?dtype=uint8&shape=2" if method == "PUT" else "b")
     path = path.replace("{page*}", "page/of/a/web/app")
+    path = path.replace("{object*}", "b")
     path = path.replace("{file*}", "app.js")  # of the console, as are those below
     path = path.replace("{route*}", "v1/functions/{function}" if method == "POST" else "v1/functions")
     if "{key*}" in path or path == "/v1/state":
@@ -202,6 +204,9 @@ async def ask_http(table: Table, listener: str, route: str, token: str, tenant: 
         body = b'{"target": "%s", "every": "24h", "input": {"x": 1}}' % target.encode() if method == "PUT" else b""
         if method != "PUT":
             await ask_http(table, listener, "PUT /v1/triggers/{trigger}", table.tokens[tenant, "deploy"], tenant)
+    elif "{object*}" in route and method != "PUT":
+        for owner in (OURS, ""):
+            await ask_http(table, listener, "PUT /v1/buckets/{bucket}/{object*}", table.tokens[owner, "invoke"], owner)
     elif "{buffer*}" in route and method != "PUT":  # which has one owner: the caller's tenant
         for owner in (OURS, ""):
             await ask_http(table, listener, "PUT /v1/buffers/{buffer*}", table.tokens[owner, "invoke"], owner)

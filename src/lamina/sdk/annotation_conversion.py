@@ -20,7 +20,7 @@ import reprlib
 import types
 import typing
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -52,6 +52,10 @@ _WORDS: dict[type, str] = {
 }
 _SCHEMAS = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 _JSON = frozenset((str, *_NUMBER, list, dict, type(None)))
+
+
+MAX_INVALID_FIELDS = 20
+"""Fields that an error names."""
 
 
 def schema_type(hint: Any, default: Any) -> str:
@@ -238,8 +242,25 @@ def _converter(name: str, hint: Any) -> Converter:
             return msgspec.convert(value, hint, dec_hook=_decode_hook, str_keys=True)
         except (msgspec.ValidationError, RecursionError) as error:
             raise BadValue(f"{name}: {error}") from None
+        except InvalidFields as error:
+            raise error.renamed(name) from None
 
     return make
+
+
+class InvalidFields(Exception):
+    """Fields of a pydantic model that were not as it wants them."""
+
+    def __init__(self, found: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__()
+        self._found = found
+
+    def renamed(self, name: str) -> BadValue:
+        """The error of the parameter: one line for all fields, each by its own name and without links."""
+        fields = [(".".join([name, *map(str, one["loc"])]), str(one["msg"])) for one in self._found[:MAX_INVALID_FIELDS]]
+        more = len(self._found) - len(fields)
+        said = "; ".join(f"{field}: {message}" for field, message in fields) + (f"; and {more} more" if more else "")
+        return BadValue(said, fields=fields)
 
 
 def _needs_conversion(hint: Any) -> bool:
@@ -260,7 +281,12 @@ def _decode_hook(kind: type, value: Any) -> Any:
     if isinstance(value, kind):
         return value
     if hasattr(kind, "model_validate"):
-        return kind.model_validate(value)
+        try:
+            return kind.model_validate(value)
+        except ValueError as error:
+            if hasattr(error, "errors"):
+                raise InvalidFields(error.errors()) from None
+            raise
     if kind.__module__.partition(".")[0] == "numpy" and kind.__name__ == "ndarray":
         import numpy
 

@@ -195,6 +195,22 @@ class AsyncClient:
     async def delete_buffer(self, key: str) -> None:
         await self.drive(self._protocol.buffer("DELETE", key))
 
+    async def put_object(self, bucket: str, key: str, data: bytes) -> Any:
+        """Keep bytes in a bucket of this tenant, under a key such as "photos/1.png"."""
+        return await self.drive(self._protocol.object("PUT", bucket, key, data))
+
+    async def get_object(self, bucket: str, key: str) -> bytes:
+        found: bytes = await self.drive(self._protocol.object("GET", bucket, key))
+        return found
+
+    async def delete_object(self, bucket: str, key: str) -> None:
+        await self.drive(self._protocol.object("DELETE", bucket, key))
+
+    async def objects(self, bucket: str, prefix: str = "") -> Any:
+        """Objects of a bucket whose keys begin so, with their sizes: the list at /v1/buckets/NAME."""
+        path = f"/v1/buckets/{quote(bucket, safe='')}?prefix={quote(prefix, safe='')}"
+        return (await self.drive(self._protocol.read(path)))["objects"]
+
     async def complete_task(self, token: str, value: Any = None) -> None:
         """Report the result of a step that waits (`lamina.callback`, `.waitForTaskToken`)."""
         await self.drive(self._protocol.report(token, "success", value))

@@ -261,6 +261,22 @@ class Client:
     def delete_buffer(self, key: str) -> None:
         self.drive(self._protocol.buffer("DELETE", key))
 
+    def put_object(self, bucket: str, key: str, data: bytes) -> Any:
+        """Keep bytes in a bucket of this tenant, under a key such as "photos/1.png"."""
+        return self.drive(self._protocol.object("PUT", bucket, key, data))
+
+    def get_object(self, bucket: str, key: str) -> bytes:
+        found: bytes = self.drive(self._protocol.object("GET", bucket, key))
+        return found
+
+    def delete_object(self, bucket: str, key: str) -> None:
+        self.drive(self._protocol.object("DELETE", bucket, key))
+
+    def objects(self, bucket: str, prefix: str = "") -> Any:
+        """Objects of a bucket whose keys begin so, with their sizes: the list at /v1/buckets/NAME."""
+        path = f"/v1/buckets/{quote(bucket, safe='')}?prefix={quote(prefix, safe='')}"
+        return (self.drive(self._protocol.read(path)))["objects"]
+
     def complete_task(self, token: str, value: Any = None) -> None:
         """Report the result of a step that waits (`lamina.callback`, `.waitForTaskToken`)."""
         self.drive(self._protocol.report(token, "success", value))

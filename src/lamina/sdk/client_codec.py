@@ -321,6 +321,17 @@ def json_request(server: ServerAddress, method: str, path: str, value: Any = Non
     return ClientRequest(method, f"{server.base}{path}", headers, body)
 
 
+def object_request(server: ServerAddress, method: str, bucket: str, key: str, data: bytes | None = None) -> ClientRequest:
+    """A request about an object in a bucket; without a key, about the bucket."""
+    headers, body = server.headers() | {"accept": "*/*"}, b""
+    if data is not None:
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise BadValue(f"data: {type(data).__name__} given where bytes are needed", hint="encode it first")
+        headers["content-type"], body = "application/octet-stream", bytes(data)
+    path = f"{server.base}/v1/buckets/{quote(bucket, safe='')}" + (f"/{quote(key, safe='/')}" if key else "")
+    return ClientRequest(method, path, headers, body)
+
+
 def task_request(server: ServerAddress, token: str, verb: str, body: Any) -> ClientRequest:
     """A report about the task of a token."""
     if not isinstance(token, str) or not token:

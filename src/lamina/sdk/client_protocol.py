@@ -107,6 +107,14 @@ class ClientProtocol:
         """What is at a path."""
         return (yield from value_of(client_codec.read_request(self.server, path)))
 
+    def object(self, method: str, bucket: str, key: str, data: bytes | None = None) -> Exchange[Any]:
+        """Put, get or delete an object of a bucket."""
+        response = yield client_codec.object_request(self.server, method, bucket, key, data)
+        if method == "GET" and response.status == 200:
+            return response.body
+        answer = client_codec.result_of(response)
+        return answer if isinstance(answer, LaminaError) else answer.value
+
     def report(self, token: str, verb: str, body: Any) -> Exchange[Any]:
         """Report about a task that waits."""
         return (yield from value_of(client_codec.task_request(self.server, token, verb, body)))

@@ -64,6 +64,12 @@ class Workflow(RemoteTarget[P, R_co]):
     def doc(self) -> str:
         return inspect.cleandoc(self.target.__doc__ or "")
 
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """A notebook draws it: as Mermaid, which JupyterLab, VS Code and GitHub render."""
+        from lamina.asl.draw import draw_flow
+
+        return {"text/markdown": f"```mermaid\n{draw_flow(self.flow)}\n```", "text/plain": repr(self)}
+
     def __repr__(self) -> str:
         return f"<workflow {self.name!r} of app {self.app.name!r}>"
 

@@ -34,6 +34,7 @@ class ErrorInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
     hint: str = ""  #: what to do about it, where the error says so
     status: int = 0  #: of a response that was raised
     response: bytes = b""  #: encoded
+    fields: list[tuple[str, str]] = []  #: of an input that are not as they should be, and why
 
 
 class DeviceRef(ShmRef, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2, tag_field="kind"):

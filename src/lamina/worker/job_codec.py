@@ -89,7 +89,9 @@ def error_info(error: BaseException) -> ErrorInfo:
     except Exception:  # the user's class, the user's __str__
         message, hint = "(its text could not be read)", ""
     trace = _clean(user_trace(error))
-    return ErrorInfo(type(error).__name__, _clean(message[:_MESSAGE_CHARS]), trace, _clean(hint[:_MESSAGE_CHARS]))
+    fields = [(_clean(name), _clean(why)) for name, why in error.fields] if isinstance(error, BadValue) else []
+    said = (_clean(message[:_MESSAGE_CHARS]), trace, _clean(hint[:_MESSAGE_CHARS]))
+    return ErrorInfo(type(error).__name__, *said, fields=fields)
 
 
 def _response_info(response: encoding.Response) -> ErrorInfo:

@@ -7,6 +7,7 @@ read and deleted by key. Files are written and read in threads: the loop never w
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
@@ -70,6 +71,10 @@ class KernelRoutes:
         return max(found, key=lambda one: one.tenant == grant.tenant)
 
 
+BUCKETS = "bucket"
+"""First part of the keys of objects in buckets."""
+
+
 class BufferRoutes:
     """Routes of buffers. A body is the array itself in C order, with its dtype and shape behind the `?`; or an encoded value."""
 
@@ -83,6 +88,11 @@ class BufferRoutes:
             "GET /v1/buffers/{buffer*}": self._get,
             "PUT /v1/buffers/{buffer*}": self._put,
             "DELETE /v1/buffers/{buffer*}": self._delete,
+            "GET /v1/buckets": self._list_buckets,
+            "GET /v1/buckets/{bucket}": self._list_objects,
+            "GET /v1/buckets/{bucket}/{object*}": self._get_object,
+            "PUT /v1/buckets/{bucket}/{object*}": self._put_object,
+            "DELETE /v1/buckets/{bucket}/{object*}": self._delete_object,
         }
 
     def _list(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
@@ -127,6 +137,52 @@ class BufferRoutes:
         self._store.remove(grant.tenant, key)
         exchange.respond(204, b"", http_codec.BYTES)
 
+    # -------------------------------------------------------------------- buckets
+
+    def _list_buckets(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
+        found = self._store.list(grant.tenant, f"{BUCKETS}/")
+        names = Counter(one.key.split("/")[1] for one in found)
+        exchange.respond(200, msgspec.json.encode([{"bucket": name, "objects": count} for name, count in names.items()]))
+
+    def _list_objects(self, request: HttpRequest, exchange: Exchange, grant: Grant, bucket: str) -> None:
+        query = http_codec.parse_query(request, ("prefix", "after"))
+        root = _object_key(bucket, "")
+        after = root + query["after"] if query.get("after") else ""
+        found = self._store.list(grant.tenant, root + query.get("prefix", ""), after, MAX_LISTED + 1)
+        shown = [{"key": one.key[len(root) :], "bytes": one.nbytes, "digest": one.digest} for one in found[:MAX_LISTED]]
+        more = shown[-1]["key"] if len(found) > MAX_LISTED else None
+        exchange.respond(200, msgspec.json.encode({"bucket": bucket, "objects": shown, "next": more}))
+
+    def _get_object(self, request: HttpRequest, exchange: Exchange, grant: Grant, bucket: str, name: str) -> None:
+        try:
+            stored = self._store.find(grant.tenant, _object_key(bucket, name))
+        except NotFound:
+            what = f"no object {name[:80]!r} in bucket {bucket[:80]!r}"
+            raise NotFound(what, hint=f"GET /v1/buckets/{bucket[:80]} lists what is there") from None
+
+        def respond(data: bytes) -> None:
+            kind = encoding.sniff_type(data).encode()
+            exchange.respond(200, data, kind, f'etag: "{stored.digest}"\r\n'.encode())
+
+        self._in_thread(exchange, stored.nbytes, lambda: read_data(stored), respond)
+
+    def _put_object(self, request: HttpRequest, exchange: Exchange, grant: Grant, bucket: str, name: str) -> None:
+        http_codec.check_encoding(request)
+        key, tenant, data = _object_key(bucket, name), grant.tenant, request.body
+        if not data:
+            raise BadValue("body: an object has at least one byte", hint="send its content; DELETE removes it")
+        self._store.check_room(tenant, checked_key(key), len(data))
+
+        def respond(written: StoredBuffer) -> None:
+            stored = self._store.commit(written)
+            exchange.respond(200, msgspec.json.encode({"key": name, "bytes": stored.nbytes, "digest": stored.digest}))
+
+        self._in_thread(exchange, len(data), lambda: self._store.write(tenant, key, "uint8", (len(data),), data), respond)
+
+    def _delete_object(self, request: HttpRequest, exchange: Exchange, grant: Grant, bucket: str, name: str) -> None:
+        self._store.remove(grant.tenant, _object_key(bucket, name))
+        exchange.respond(204, b"", http_codec.BYTES)
+
     def _in_thread(self, exchange: Exchange, size: int, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """Work in a thread, and respond with what came of it. The bytes count as held until then, whether or not the client is
         still there; and no more than so many requests wait for a thread."""
@@ -142,6 +198,13 @@ class BufferRoutes:
 
         done = answered(exchange, ended)
         asyncio.get_running_loop().run_in_executor(self._threads, work).add_done_callback(done)
+
+
+def _object_key(bucket: str, name: str) -> str:
+    """Key of an object: objects are buffers of bytes, each bucket below a name of its own."""
+    if not bucket or "/" in bucket:
+        raise BadValue(f"bucket: {bucket[:80]!r} is no name", hint="up to 60 of A-Z a-z 0-9 . _ -")
+    return f"{BUCKETS}/{bucket}/{name}"
 
 
 def _array_parts(body: bytes) -> tuple[str, tuple[int, ...], memoryview]:

@@ -32,6 +32,13 @@ T = TypeVar("T")
 _defect_limiter = RateLimiter()
 
 
+class InvalidField(msgspec.Struct, frozen=True):
+    """A field of an input that is not as it should be."""
+
+    field: str
+    message: str
+
+
 class HttpProblem(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Problem details (RFC 9457), with our own members where they apply."""
 
@@ -50,6 +57,7 @@ class HttpProblem(msgspec.Struct, omit_defaults=True, kw_only=True):
     error: str = ""
     trace: str = ""
     leader: str = ""  #: address of the server that leads
+    errors: list[InvalidField] = []  #: of an input, field by field
 
     def body(self) -> bytes:
         return msgspec.json.encode(self)
@@ -191,6 +199,7 @@ def failure_problem(failure: FailCall, info: ErrorInfo | None, *, full: bool) ->
         problem.status, problem.code, problem.detail, problem.hint = max(400, info.status), "response", info.message, ""
     elif info is not None and failure.error == "bad-value":  # said to the caller on purpose
         problem.detail, problem.hint = info.message, info.hint
+        problem.errors = [InvalidField(*one) for one in info.fields]
     elif info is not None and full:
         problem.detail = f"{info.type}: {info.message}" if info.message else info.type
         problem.error, problem.trace, problem.hint = info.type, info.trace, info.hint

@@ -20,7 +20,14 @@ from lamina.gateway.observability.rate_limiter import RateLimiter
 from lamina.gateway.routes.calls import CallHandler
 from lamina.gateway.routes.explain import SampledRefusals
 from lamina.gateway.routes.http_codec import JSON, DecodedBody
-from lamina.gateway.routes.problems import defect_problem, error_problem, make_problem, reject_method, respond_problem
+from lamina.gateway.routes.problems import (
+    HttpProblem,
+    defect_problem,
+    error_problem,
+    make_problem,
+    reject_method,
+    respond_problem,
+)
 from lamina.gateway.routes.profiles import take_snapshot
 from lamina.gateway.routes.sockets import with_bearer
 from lamina.gateway.routes.status import status
@@ -195,9 +202,19 @@ class Router:
         if self._process.refusal is not None:
             respond_problem(exchange, error_problem(self._process.refusal()))
         elif not self.is_ready():
-            respond_problem(exchange, make_problem(503, "not ready", hint="it is starting or stopping"))
+            respond_problem(exchange, self._unready_problem())
         else:
             exchange.respond(200, b'{"status":"ready","role":"leader"}')
+
+    def _unready_problem(self) -> HttpProblem:
+        """Problem of a server that is not ready. The route is public, so it names the operator's own functions that cannot be
+        loaded, with the kind of their error alone."""
+        engine = self._driver.engine
+        own = {name: info for name, info in engine.load_errors.items() if not engine.shared.source(name).tenant}
+        if not own:
+            return make_problem(503, "not ready", hint="it is starting or stopping")
+        said = ", ".join(f"{name} ({info.type})" for name, info in sorted(own.items())[:8])
+        return make_problem(503, f"not ready: {said} cannot be loaded", hint="the server's log says why; it is tried again")
 
     def _not_found(self, request: HttpRequest, grant: Grant) -> LaminaError:
         """404, with the nearest name this client may see as a hint."""
