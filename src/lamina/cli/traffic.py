@@ -91,6 +91,7 @@ def _print(found: dict[str, Any]) -> None:
     columns = {"version": "VERSION", "weight": "WEIGHT", "offered": "OFFERED", "in_time": "IN TIME", "late": "LATE"}
     show(rows, columns | {"refused": "REFUSED", "failed": "FAILED", "role": ""}, False, "")
     for one in found["headers"]:
-        click.echo(f"{one['name']}: {one['value']} goes to version {one['version']}")
+        version = found["stable"] if str(one["version"]) in found["rolled_back"] else one["version"]
+        click.echo(f"{one['name']}: {one['value']} goes to version {version}")
     if found["state"] == "loading":
         click.echo("its versions are being loaded; until then all calls go to the stable one")
