@@ -139,3 +139,8 @@ def test_weights_that_fit_nowhere_are_an_error_and_no_wait():
         return ends
 
     assert isinstance(asyncio.run(play())[0], FailCall)
+
+
+def test_an_engine_of_a_server_that_never_started_stops():
+    engine = EmulatedEngine([TWO], HardwareModel(ProfileTable([]), random.Random(1), 0.0, load_noise=0.0))
+    asyncio.run(engine.stop(0.0))

@@ -81,6 +81,7 @@ class EmulatedEngine:
         self._world = world
         self._open: dict[int, tuple[StartBatch, int]] = {}  #: and how long the way back takes
         self._lost: set[str] = set()
+        self._timer: Timer | None = None  #: while it runs
 
     @property
     def load_errors(self) -> dict[str, ErrorInfo]:
@@ -90,13 +91,17 @@ class EmulatedEngine:
         self._post, self._values = post, values
         self._timer = Timer(asyncio.get_running_loop())
 
+    def _call_at(self, at_us: int, callback: Callable[[], None]) -> None:
+        assert self._timer is not None, "an engine performs nothing before it starts"
+        self._timer.call_at(at_us, callback)
+
     def perform(self, action: Action) -> None:
         match action:
             case StartBatch():
                 self._start(action)
             case Load():
                 load_us = self._world.load_us(action.function, self._specs[action.device].kind)
-                self._timer.call_at(clock_us() + load_us, lambda: self._post(InstanceReady(action.instance, load_us)))
+                self._call_at(clock_us() + load_us, lambda: self._post(InstanceReady(action.instance, load_us)))
             case Kill():
                 self._kill(action)
             case Unload():
@@ -105,7 +110,8 @@ class EmulatedEngine:
                 pass
 
     async def stop(self, grace_s: float) -> None:
-        self._timer.close()
+        if self._timer is not None:  # else the server failed before it started
+            self._timer.close()
 
     def _bring_weights(self, action: StartBatch) -> int:
         """Bring the weights of a batch and pin them; microseconds of the copy. Raises `NoBufferRoom`."""
@@ -162,12 +168,12 @@ class EmulatedEngine:
             start, back_us = self._open[ended.batch_id]
             finish = partial(self._finish, start, ended.device_us)
             if back_us:
-                self._timer.call_at(ended.end_us + back_us, finish)
+                self._call_at(ended.end_us + back_us, finish)
             else:
                 finish()
         if crowd.next_us < self._armed_us[device]:
             self._armed_us[device] = crowd.next_us
-            self._timer.call_at(crowd.next_us, partial(self._on_timer, device))
+            self._call_at(crowd.next_us, partial(self._on_timer, device))
 
     def _release_weights(self, start: StartBatch) -> None:
         """A batch has ended: its weights may go, and those that found no room try again."""
