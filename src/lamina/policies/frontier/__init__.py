@@ -307,7 +307,7 @@ class Policy:
             from_us, held_us = (slot.at_us, us) if slot.behind is not None else (now_us, us + slot.device.way_us)
             kept = self._blocking.kept_units(view, function, slot.device, where.mask, from_us, held_us)
             if kept & where.mask:  # a smaller slice takes longer: too long for functions beside it
-                if faster := _faster(slot, len(jobs), config):
+                if not slot.device.busy and (faster := _faster(slot, len(jobs), config)):
                     return self._start(view, batch, slot, faster, slots)
                 return Defer(name, now_us + BLOCKED_US, NEVER_US, why=explain.BLOCKED)
         for job in chosen:
