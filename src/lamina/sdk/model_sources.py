@@ -14,14 +14,11 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import http.client
 import logging
 import os
 import re
 import shutil
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -234,6 +231,10 @@ class _HttpDownload:
     """A download over HTTP(S). With an `etag`, of a file that may be unchanged."""
 
     def __init__(self, source: str, etag: str) -> None:
+        import http.client  # for downloads only: an app needs neither
+        import urllib.error
+        import urllib.request
+
         request = urllib.request.Request(source, headers={"user-agent": "lamina", **({"if-none-match": etag} if etag else {})})
         self.is_unchanged, self.etag = False, ""
         self.size: int | None = None
@@ -254,6 +255,8 @@ class _HttpDownload:
         self.etag = self._response.headers.get("etag", "")
 
     def chunks(self) -> Iterator[bytes]:
+        import http.client
+
         try:
             while chunk := self._response.read(_CHUNK):
                 yield chunk
