@@ -450,6 +450,8 @@ class Gateway:
         if not self.triggers.opened.is_set():  # with a store that does not answer, calls need none of them
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.triggers.opened.wait(), TRIGGERS_S)
+            if self._access is not None and store is not None and store.exists:
+                await self._access.load(afresh=True)  # others may have made users and tokens meanwhile
         self._is_active = True
         if store is None or store.term or not store.exists:
             self.process.lead()
