@@ -70,6 +70,7 @@ async def _one_round(viewers: int) -> dict[str, float]:
 
     class Answer(Sink):
         accepts_values = False
+        sink = None
         charge = None
         is_streaming = False
         keep_alive = True
