@@ -6,7 +6,7 @@ for all calls that have about as much time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -28,6 +28,12 @@ MOST_AT_ONCE = 32
 
 MAX_HOSTS = 16
 """Of a function on more devices, so many speak for all: an arrival must not take longer the more devices there are."""
+
+
+def sampled_hosts(hosts: Collection[str], turn: int = 0) -> Collection[str]:
+    """Of more than `MAX_HOSTS` devices an even sample, another each turn. Callers compare first: most functions are on few."""
+    stride = -(-len(hosts) // MAX_HOSTS)
+    return tuple(islice(hosts, turn % stride, None, stride))
 
 
 @dataclass(slots=True)
@@ -131,10 +137,13 @@ class BacklogModel:
 
     def on_admitted(self, view: View, flow: Flow) -> None:
         """Count a run that has just been admitted: a burst arrives within the time a snapshot is good for."""
-        for (_, with_expected), snapshot in self._snapshots.items():
-            if with_expected:
-                for host, unit_us in self.work_per_call(view, flow).items():
-                    snapshot.delay_us[host] = snapshot.delay_us.get(host, 0.0) + unit_us / view.devices[host].spec.units
+        snapshots = [snapshot for (_, with_expected), snapshot in self._snapshots.items() if with_expected]
+        if not snapshots:
+            return
+        for host, unit_us in self.work_per_call(view, flow).items():
+            own_us = unit_us / view.devices[host].spec.units
+            for snapshot in snapshots:
+                snapshot.delay_us[host] = snapshot.delay_us.get(host, 0.0) + own_us
 
     def _expire(self, view: View) -> None:
         if self._taken_us < 0 or view.now_us - self._taken_us >= BACKLOG_FRESH_US:
@@ -151,7 +160,7 @@ class BacklogModel:
         """When all that waits and is due within this time is done, on the device of the function where that is soonest, if every
         unit is used as soon as it is free."""
         soonest_us, hosts = NEVER_US, function.instances_by_device
-        for host in islice(hosts, 0, None, -(-len(hosts) // MAX_HOSTS)) if len(hosts) > MAX_HOSTS else hosts:
+        for host in sampled_hosts(hosts) if len(hosts) > MAX_HOSTS else hosts:
             if not view.backlogged.get(host):
                 return 0
             device = view.devices[host]

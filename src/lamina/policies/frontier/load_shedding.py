@@ -14,15 +14,14 @@ was not busy: a few calls more than usual in a fifth of a second are no overload
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 
 from lamina.core.policy import View
 from lamina.core.workflow.flow import Flow
 from lamina.planner.max_min import Demand, max_min
-from lamina.policies.frontier.backlog import MAX_HOSTS, BacklogModel
+from lamina.policies.frontier.backlog import MAX_HOSTS, BacklogModel, sampled_hosts
 from lamina.types import Call
 
 UPDATE_US = 200_000
@@ -77,12 +76,12 @@ class LoadShedder:
     def on_call_arrived(self, view: View, flow: Flow, call: Call, backlog: BacklogModel) -> int:
         """Count an arrival; the time until its stream has had its share for all that was admitted of it, 0 if not held back."""
         self.record_arrival(call)
-        hosts: Collection[str] = view.functions[flow.functions[0]].instances_by_device if flow.functions else ()
-        if len(hosts) > MAX_HOSTS:
-            hosts = _some(hosts, view.functions[flow.functions[0]].arrivals.count)
-        for host in hosts:
-            device = view.devices[host]
-            self.record_utilisation(host, device.busy.bit_count() / device.spec.units)
+        if flow.functions:
+            first = view.functions[flow.functions[0]]
+            hosts = first.instances_by_device
+            for host in sampled_hosts(hosts, first.arrivals.count) if len(hosts) > MAX_HOSTS else hosts:
+                device = view.devices[host]
+                self.record_utilisation(host, device.busy.bit_count() / device.spec.units)
         if self._sweep is None and view.now_us - self._updated_us >= UPDATE_US:
             units = {name: device.spec.units for name, device in view.devices.items()}
             work_of = partial(_work_per_call, view, backlog)
@@ -198,12 +197,6 @@ class LoadShedder:
                 if rate:
                     found[stream] = 1 / rate
         return found
-
-
-def _some(hosts: Collection[str], number: int) -> Collection[str]:
-    """Of many devices an even sample, another one each time."""
-    stride = -(-len(hosts) // MAX_HOSTS)
-    return tuple(islice(hosts, number % stride, None, stride))
 
 
 def _work_per_call(view: View, backlog: BacklogModel, target: str) -> Mapping[str, float]:
