@@ -209,13 +209,13 @@ def usage(pids: list[int]) -> dict[str, int]:
     return {"rss_kib": pages * 4, "files": sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)}
 
 
-async def attack(port: int, count: int, seed: int) -> dict[str, int]:
+async def attack(port: int, count: int, seed: int, request: dict[str, Any] = REQUEST) -> dict[str, int]:
     rng = random.Random(seed)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     found: dict[str, int] = {}
     for _ in range(count):
         try:
-            body = json.dumps(mutate(rng, REQUEST)).encode()
+            body = json.dumps(mutate(rng, request)).encode()
         except ValueError:
             continue
         if rng.random() < 0.1:

@@ -50,7 +50,7 @@ class Served:
 
 @contextlib.contextmanager
 def served(with_agent: bool) -> Iterator[Served]:
-    port, agents = free_port(), free_port()
+    port, agents = free_port(), free_port(2)
     command = [sys.executable, "-m", "lamina", "serve", str(APPS / "echo.py"), "--port", str(port), "--json", "--store", "none"]
     command += ["--no-devices", "--agents", f"127.0.0.1:{agents}"] if with_agent else []
     env = {"LAMINA_JOIN_TOKEN": TOKEN}
@@ -99,7 +99,7 @@ import sys, time
 from lamina.cluster.credentials import TicketKey
 from lamina.cluster.data_port import DataPort
 port = DataPort(sys.argv[1], "127.0.0.1", 0)
-port.set_key(TicketKey(b"token", "cell", 1))
+port.set_keys(TicketKey(b"token", "cell", 1))
 print(port.port, flush=True)
 time.sleep(600)
 """

@@ -16,9 +16,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
+import os
 import random
 from bisect import bisect
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
@@ -175,7 +178,34 @@ class Beats:
                 yield InstanceFound(f"{device.id}-old-{number}", device.id, function)
 
 
+class Away:
+    """Calls that no server could answer in time while the leader changes: no machine that has their function is back in time."""
+
+    def __init__(self, changes: list[tuple[int, Event]], loaded: list[tuple[str, str]]) -> None:
+        self.hopeless = 0
+        self._began_us = changes[0][0]
+        back = {event.device: at_us for at_us, event in changes if isinstance(event, DeviceSuspended) and not event.suspended}
+        self._back_us: dict[str, int] = {}  #: by function: when the first of its machines is
+        for function, device in loaded:
+            self._back_us[function] = min(self._back_us.get(function, back[device]), back[device])
+
+    def watch(self, stream: Iterator[Call]) -> Iterator[Call]:
+        for call in stream:
+            arrived_us = call.arrived_us
+            self.hopeless += self._began_us <= arrived_us and arrived_us + SLO_US <= self._back_us[call.target]
+            yield call
+
+    def share(self, ends: EndingCounts) -> float:
+        return round(ends.good / max(1, ends.all - self.hopeless), 5)
+
+
 # --------------------------------------------------------------------------------------------------- one run
+
+
+def resident_mib() -> float:
+    """Memory of this process, which plays one size alone."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def measure(
@@ -189,6 +219,7 @@ def measure(
     leader_s: float = 0.0,
     policy: str = "frontier",
 ) -> dict[str, Any]:
+    before_mib = resident_mib()
     scenario = fleet(gpus, seed, way_ms)
     table = ProfileTable(list(scenario.profiles), margin=scenario.margin)
     controller = new_controller(build(policy), table)
@@ -200,10 +231,15 @@ def measure(
     end_us = READY_US + int(seconds * 1e6)
     beats = Beats(scenario.devices, loaded, seed)
     faults = beats.events(beats.cuts(cuts, READY_US, end_us), end_us + 4_000_000) if cuts else []
+    away = None
     if leader_s:
-        faults += beats.new_leader(READY_US + int(seconds * 5e5), int(leader_s * 1e6))
+        changes = beats.new_leader(READY_US + int(seconds * 5e5), int(leader_s * 1e6))
+        faults += changes
+        away = Away(changes, loaded)
     ends = EndingCounts()
     stream = calls(scenario, rate_a_gpu * gpus, seconds, timed)
+    if away is not None:
+        stream = away.watch(stream)
     simulate(
         cast(Controller, timed),
         executor,
@@ -213,6 +249,7 @@ def measure(
         on_end=ends,
         until_us=end_us,
     )
+    memory_mib = max(0.0, resident_mib() - before_mib)
     return {
         "gpus": gpus,
         "machines": -(-gpus // GPUS_A_NODE),
@@ -227,16 +264,18 @@ def measure(
         "leader_s": leader_s,
         "calls": ends.all,
         "in_time": round(ends.good / max(1, ends.all), 5),
+        **({"hopeless": away.hopeless, "in_time_of_others": away.share(ends)} if away is not None else {}),
         "event_us": timed.event.mean_us,
         "event_p99_us": timed.event.quantile_us(0.99),
         "admit_us": timed.admit.mean_us,
         "admit_p99_us": timed.admit.quantile_us(0.99),
         "call_us": round(timed.event.total_us / max(1, timed.calls), 1),
         "scale_us": timed.scale.mean_us,
+        "memory_mib": round(memory_mib, 1),
     }
 
 
-MEASURES = ("event_us", "event_p99_us", "admit_us", "call_us", "scale_us")
+MEASURES = ("event_us", "event_p99_us", "admit_us", "admit_p99_us", "call_us", "scale_us", "memory_mib")
 
 
 def growth(rows: list[dict[str, Any]]) -> dict[str, float | None]:
@@ -255,7 +294,8 @@ def main() -> None:
     given = parser.parse_args()
     rows = []
     for gpus in given.gpus:
-        rows.append(measure(gpus, given.seconds, given.seed, policy=given.policy))
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
+            rows.append(alone.submit(measure, gpus, given.seconds, given.seed, policy=given.policy).result())
         print(json.dumps(rows[-1]), flush=True)
     found: dict[str, Any] = {"machine": machine(), "sizes": rows, "exponents": growth(rows) if len(rows) > 1 else {}}
     print(json.dumps(found["exponents"]), flush=True)
@@ -264,8 +304,9 @@ def main() -> None:
         loaded = {"gpus": WAYS_GPUS, "rate_a_gpu": WAYS_RATE_A_GPU, **common}
         found["ways"] = [measure(**loaded, way_ms=way_ms) for way_ms in WAYS_MS]
         failing = {"gpus": FAILING_GPUS, "way_ms": 0.2, **common}
-        found["failures"] = [measure(**failing, cuts=10), measure(**failing, leader_s=0.7)]
+        found["failures"] = [measure(**failing, cuts=10), measure(**{**failing, "seconds": 3.0}, leader_s=0.7)]
         for row in found["ways"] + found["failures"]:
+            del row["memory_mib"]  # of a process that has played others before
             print(json.dumps(row), flush=True)
     if given.out is not None:
         given.out.write_text(json.dumps(found, indent=1) + "\n")

@@ -3,7 +3,7 @@
 #
 #   benchmarks/lab_all.sh [FOLDER] [NAME ...]      default: results/lab, all experiments
 #
-# About 20 minutes on 16 cores. JOBS=N: so many processes. LIMIT_S=N: stop after so many seconds, write the reports of what is there;
+# About 18 minutes on 16 cores. JOBS=N: so many processes. LIMIT_S=N: stop after so many seconds, write the reports of what is there;
 # the next run takes up where this one stopped, if the commit is the same and FOLDER has come along. Without a git checkout, set LAMINA_COMMIT.
 # QUICK=1: a smoke test of all of it in a minute or two; its rows have files of their own.
 # An experiment that fails does not stop the others; the exit code is then 1.
@@ -18,8 +18,9 @@ LIMIT_S=${LIMIT_S:-86400}
 QUICK=${QUICK:+--quick}
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-# name:core-seconds, measured on a busy 2.8 GHz Xeon: expect less. `scale` measures time: it runs alone, and last.
-EXPECTED="beside:1900 patience:4100 worlds:1300 fewest:2900 fairness:950 ablation:1600 has:1400 esg:1500 kaas:300 admission:400 glet:1200 traces:2600 scale:200"
+# name:core-seconds, at most: measured on a busy 2.8 GHz Xeon, or taken from there. What promises are judged by comes first.
+# `scale` measures time: it runs alone, and last.
+EXPECTED="worlds:1100 patience:1700 beside:1400 fairness:950 kaas:300 ablation:1750 fewest:2900 esg:1500 has:1400 admission:400 glet:1200 traces:2600 scale:200"
 wanted=" $* "
 
 status=0 begun=$SECONDS

@@ -103,14 +103,14 @@ def open_loop(
     with tempfile.NamedTemporaryFile("wb") as file:
         file.write(plan.request_bytes())
         file.flush()
-        command = [str(_generator()), host, str(port), file.name, str(rate), str(seconds), str(connections), str(seed)]
+        command = [str(generator()), host, str(port), str(rate), str(seconds), str(connections), str(seed), file.name]
         *lines, last = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     _, offered, unanswered, cpu_us = last.split()
     tally, refused_sent = results.LoadTally(round(slo_ms * 1000)), LatencyHistogram()
     for _ in range(int(offered)):
         tally.call_due()
     for line in lines:
-        status, due_us, sent_us, took_us = line.split()
+        _, status, due_us, sent_us, took_us = line.split()
         late_us = int(sent_us) - int(due_us)
         tally.call_sent(late_us)
         tally.call_ended(status, int(took_us))
@@ -120,7 +120,7 @@ def open_loop(
     return OpenResult(seen, int(cpu_us) / 1e6 / seconds, refused_sent.quantile_us(0.99) / 1000)
 
 
-def _generator() -> Path:
+def generator() -> Path:
     """Compiled when it is needed first: it shares its cores with the server, so it has to be lean."""
     source = Path(__file__).with_name("open_loop.c")
     program = source.parent.parent / "build" / "open_loop"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -17,11 +18,18 @@ from typing import IO
 APPS = Path(__file__).parent / "apps"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+PORTS = range(12_000, 32_000)
+"""Below those that the kernel gives to connections: one of these could be taken between the choice of a port and its use."""
+
+
+def free_port(count: int = 1) -> int:
+    """A port of loopback that is free, with the next ones: for a server that is told its port, and may be started again on it."""
+    while True:
+        port = random.SystemRandom().choice(PORTS)  # processes that look at the same time must not find the same one
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for place in range(count):
+                held.enter_context(socket.socket()).bind(("127.0.0.1", port + place))
+            return port
 
 
 def wait_for(url: str, body: bytes | None, limit_s: float = 20.0) -> None:

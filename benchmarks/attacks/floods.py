@@ -1,4 +1,5 @@
-"""Floods of HTTP/2 frames at a real server: how soon a flooder is cut off, and what calls beside it wait.
+"""Floods of HTTP/2 frames, and of requests and WebSocket frames over HTTP/1, at a real server: how soon a flooder is cut off, and
+what calls beside it wait. What is flooded with whole requests need not be cut off: it is to have its turn and no more.
 
 Each flood lasts three seconds from 1 and from 20 connections, without a token. A flooder that is cut off connects again at once
 and goes on. Beside it one client calls an echo over HTTP/1 a hundred times a second, and its latencies are what counts. The
@@ -92,7 +93,7 @@ def _repeated(data: bytes) -> Callable[[int], bytes]:
 Flood = tuple[bytes, Callable[[int], bytes]]
 """What comes first, and what is sent again and again, by its number."""
 
-FLOODS: dict[str, Flood] = {
+HTTP2_FLOODS: dict[str, Flood] = {
     "43,600 settings in a frame, 256 streams": (STREAMS, _repeated(frame(SETTINGS, 0, 0, b"\x00\x04\x00\x00\xff\xff" * 43_600))),
     "settings, 256 streams": (STREAMS, _repeated(frame(SETTINGS, 0, 0, b"\x00\x04\x00\x00\xff\xfe\x00\x04\x00\x00\xff\xff"))),
     "window updates of 1, 256 streams": (STREAMS, _repeated(frame(WINDOW_UPDATE, 0, 0, b"\x00\x00\x00\x01"))),
@@ -116,6 +117,32 @@ FLOODS: dict[str, Flood] = {
 }
 
 
+def _get(path: str, *headers: str) -> bytes:
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: 127.0.0.1", *headers, "", ""]).encode()
+
+
+CHUNKED = (
+    b"POST /v1/functions/echo HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
+UPGRADE = _get(
+    *("/v1/functions/echo/ws", "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13"),
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+)
+MASK = bytes(4)
+HTTP1_FLOODS: dict[str, Flood] = {
+    "pipelined requests": (b"", _repeated(_get("/nothing"))),
+    "pipelined requests for metrics": (b"", _repeated(_get("/metrics"))),
+    "pipelined headers that there are not": (b"", _repeated(_get("/healthz", "Lamina-Nothing: 1"))),
+    "endless extension of a chunk": (CHUNKED + b"1;", _repeated(b"a" * 1_000)),
+    "small chunks": (CHUNKED, _repeated(b"40\r\n" + b"x" * 64 + b"\r\n")),
+    "empty lines": (b"", _repeated(b"\r\n")),
+    "pings of a WebSocket": (UPGRADE, _repeated(b"\x89\x80" + MASK)),
+    "empty fragments of a WebSocket": (UPGRADE + b"\x01\x80" + MASK, _repeated(b"\x00\x80" + MASK)),
+    "small messages of a WebSocket": (UPGRADE, _repeated(b"\x81\x81" + MASK + b"1")),
+}
+FLOODS = HTTP2_FLOODS | HTTP1_FLOODS
+
+
 class Cut(Exception):
     """The server has closed the connection."""
 
@@ -123,13 +150,14 @@ class Cut(Exception):
 def _rounds(name: str, port: int, until_s: float) -> Iterator[tuple[float, bool, int]]:
     """For each connection: how long it lasted, whether a GOAWAY came, and what it sent."""
     first, more = FLOODS[name]
+    greeting = b"" if name in HTTP1_FLOODS else PREFACE + frame(SETTINGS, 0, 0)
     while time.monotonic() < until_s:
         began_s, sent, told = time.monotonic(), 0, b""
         with socket.create_connection(("127.0.0.1", port)) as connection:
             connection.setblocking(False)
             try:
                 for number in itertools.count(-1):
-                    data = memoryview(PREFACE + frame(SETTINGS, 0, 0) + first if number < 0 else more(number))
+                    data = memoryview(greeting + first if number < 0 else more(number))
                     while data:
                         readable, writable, _ = select.select(
                             [connection], [connection], [], max(0.0, until_s - time.monotonic())
@@ -193,7 +221,12 @@ def flooded(name: str, port: int, grpc_port: int, pid: int, connections: int, se
     """One flood, and what came of it."""
     ready, go = multiprocessing.Semaphore(0), multiprocessing.Event()
     out: Any = multiprocessing.Queue()
-    made = [multiprocessing.Process(target=_flooder, args=(name, grpc_port, seconds, ready, go, out)) for _ in range(connections)]
+    made = [
+        multiprocessing.Process(
+            target=_flooder, args=(name, port if name in HTTP1_FLOODS else grpc_port, seconds, ready, go, out)
+        )
+        for _ in range(connections)
+    ]
     for process in made:
         process.start()
     for _ in made:
@@ -247,7 +280,8 @@ def campaign(
                 report.add(
                     f"{where}: echo p99", found.pop("p99_ms"), "ms", most=MOST_MS, **{k: round(v, 3) for k, v in found.items()}
                 )
-                report.add(f"{where}: cut off within", found["cut_off_s"], "s", most=CUT_OFF_S)
+                if name in HTTP2_FLOODS:
+                    report.add(f"{where}: cut off within", found["cut_off_s"], "s", most=CUT_OFF_S)
 
 
 def main() -> None:

@@ -109,7 +109,8 @@ async def campaign(report: Report, only: tuple[str, ...]) -> None:
             for connections in (1, 20):
                 if only and name not in only:
                     continue
-                process = spawn.Process(target=_flood, args=(name, gateway.grpc_port, connections))
+                port = gateway.port if name in floods.HTTP1_FLOODS else gateway.grpc_port
+                process = spawn.Process(target=_flood, args=(name, port, connections))
                 process.start()
                 watch.reset()
                 await _until([process])

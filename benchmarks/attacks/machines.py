@@ -28,7 +28,8 @@ from typing import Any
 from benchmarks.attacks.campaign import Round, judged, options_for, run_campaign, spread
 from benchmarks.attacks.histories import Clients, Following, judge
 from benchmarks.attacks.network import Network, has_namespaces, machines
-from benchmarks.attacks.pair import APP, Pair, free_port, free_ports_for_agents, postgres_pair, sqlite_pair
+from benchmarks.attacks.pair import APP, Pair, free_ports_for_agents, postgres_pair, sqlite_pair
+from benchmarks.servers import free_port
 
 TOKEN = "a token of the campaign alone"
 NODES = ("a", "b", "c")

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from urllib.parse import quote
 
 from benchmarks.attacks.histories import ask
 from benchmarks.postgres import private_server
+from benchmarks.servers import free_port
 
 APP = """
 import lamina
@@ -76,22 +76,9 @@ def counts(names):
 DISK_MIB = 64
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
-
-
 def free_ports_for_agents() -> int:
     """A port that is free, with the one after it: for agents and for values."""
-    while True:
-        with socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", 0))
-            port: int = one.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                other.bind(("127.0.0.1", port + 1))
-                return port
+    return free_port(2)
 
 
 class ServerProcess:

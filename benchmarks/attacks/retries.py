@@ -22,6 +22,7 @@ from lamina import encoding, policies
 from lamina.bootstrap import ClusterOptions, open_local
 from lamina.cluster.agent_listener import ListenForAgents
 from lamina.cluster.cluster_engine import ClusterEngine
+from lamina.cluster.credentials import JoinToken
 from lamina.core.actions import Action, StartBatch
 from lamina.core.events import Event
 from lamina.gateway.deploy.app_package import pack_around
@@ -44,7 +45,7 @@ def nap(seconds):
 
 async def measure(kills: int, folder: Path) -> list[float]:
     (folder / "app.py").write_text(APP)
-    listen = ListenForAgents(host="127.0.0.1", port=0, token=TOKEN.encode())
+    listen = ListenForAgents(host="127.0.0.1", port=0, token=JoinToken(TOKEN.encode()))
     runtime = open_local(
         str(folder / "app.py"),
         policy=policies.build("frontier"),

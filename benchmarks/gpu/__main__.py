@@ -35,6 +35,7 @@ ALL = (
     "priority",
     "segments",
     "kernel_graphs",
+    "density",
     "restart",
     "isolated",
 )

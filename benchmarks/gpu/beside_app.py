@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import lamina
 from benchmarks.gpu.app import ImageModel
@@ -32,3 +33,36 @@ class LongWork:
             out = self.matrix @ self.matrix
         self.torch.cuda.current_stream().synchronize()
         return float(out[0, 0])
+
+
+@app.function(name="whole_device", gpu=lamina.GPU(1.0, required=True), scale=lamina.Scale(min=1, max=1))
+class WholeDevice(lamina.TorchModel):
+    """A decoder of 96 layers, 4096 wide, that share the weights of four; 0.2 s on a whole H200, in segments."""
+
+    def load(self) -> tuple[Any, Any]:
+        import torch
+
+        class Decoder(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                layer = torch.nn.TransformerEncoderLayer(4096, 32, 11008, batch_first=True, norm_first=True, dropout=0.0)
+                self.layers = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+                self.register_buffer("rows", torch.randn(8, 512, 4096))
+
+            def forward(self, seed: Any) -> Any:
+                found = self.rows + seed[0, 0]
+                for _ in range(24):
+                    found = self.layers(found)
+                return found[:1, -1, :8]
+
+        with torch.device("cuda"):
+            module = Decoder().half().eval().requires_grad_(False)
+        return module, torch.zeros(1, 1, dtype=torch.half)
+
+    def pre(self, seed: float) -> Any:
+        import numpy as np
+
+        return np.asarray([seed], dtype=np.float16)
+
+    def post(self, row: Any) -> float:
+        return float(row[0])

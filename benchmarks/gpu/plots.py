@@ -70,7 +70,7 @@ def peers(plt: Any) -> Any:
     axis.plot([0, most], [0, most], color="#bbbbbb", lw=1, ls=(0, (4, 3)))
     axis.text(0.93 * most, 0.95 * most, "offered", color="#888888", ha="right", rotation=0)
     names = {"lamina": ("Lamina", COLOURS[0]), "litserve": ("LitServe, CUDA graphs by hand", RIVAL)}
-    for server, points in found.items():
+    for server, points in ((server, sorted(points)) for server, points in found.items()):
         label, colour = names[server]
         axis.plot([0, *(x for x, _ in points)], [0, *(y for _, y in points)], "o-", color=colour, lw=2.2, ms=5, label=label)
         best = max(points, key=lambda point: point[1])

@@ -1,6 +1,7 @@
 """Segments: what cutting a graph costs, and how long an urgent batch waits behind a long one on the same slice.
 
-Through the product's executor: the same model with and without segments, and a small model that preempts it at random moments.
+Through the product's executor: the same graph whole and in segments, in turns, with inputs on the device and small results, so
+that copies of the host are not in the figures; and a small model that preempts it at random moments. A segment is a millisecond.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.gpu.common import WHOLE, Bench, drain
+from benchmarks.gpu.lanes import percentile
 from lamina.gpu.segments import SEGMENT_US
 
 HALF = 0x7F
@@ -22,30 +24,37 @@ def models() -> dict[str, tuple[Callable[[], Any], Any, int]]:
     import torch
     import torchvision
 
-    def blocks(count: int, width: int, heads: int, inner: int) -> Any:
-        layer = torch.nn.TransformerEncoderLayer(width, heads, inner, batch_first=True, norm_first=True, dropout=0.0)
-        return torch.nn.TransformerEncoder(layer, count, enable_nested_tensor=False)
+    class Blocks(torch.nn.Module):
+        """Transformer layers; of their output one row, as of a classifier or of the next token."""
+
+        def __init__(self, count: int, width: int, heads: int, inner: int) -> None:
+            super().__init__()
+            layer = torch.nn.TransformerEncoderLayer(width, heads, inner, batch_first=True, norm_first=True, dropout=0.0)
+            self.layers = torch.nn.TransformerEncoder(layer, count, enable_nested_tensor=False)
+
+        def forward(self, rows: Any) -> Any:
+            return self.layers(rows)[:, -1]
 
     image = torch.zeros(1, 3, 224, 224).half().to(memory_format=torch.channels_last)
     return {
         "resnet50": (torchvision.models.resnet50, image, 64),
         "convnext_base": (torchvision.models.convnext_base, image, 32),
-        "bert_base": (lambda: blocks(12, 768, 12, 3072), torch.zeros(1, 128, 768).half(), 64),
-        "decoder of four blocks, 4096 wide": (lambda: blocks(4, 4096, 32, 11008), torch.zeros(1, 512, 4096).half(), 8),
+        "bert_base": (lambda: Blocks(12, 768, 12, 3072), torch.zeros(1, 128, 768).half(), 64),
+        "decoder of four blocks, 4096 wide": (lambda: Blocks(4, 4096, 32, 11008), torch.zeros(1, 512, 4096).half(), 8),
     }
 
 
-def settle(executor: Any) -> None:
+def settle(executor: Any, limit_s: float = 20.0) -> None:
+    ends_s = time.perf_counter() + limit_s
     while executor.has_work:
         executor.poll()
+        if time.perf_counter() > ends_s:
+            raise TimeoutError(f"{executor.in_flight} batches do not end")
 
 
-def device_us(executor: Any, name: str, items: list[Any], mask: int) -> list[int]:
-    found = []
-    for _ in range(RUNS):
-        executor.submit(name, items, mask)
-        found.append(drain(executor, 1)[0].device_us)
-    return sorted(found)
+def one_run(executor: Any, name: str, items: list[Any], mask: int, *, preemptible: bool) -> Any:
+    executor.submit(name, items, mask, preemptible=preemptible)
+    return drain(executor, 1)[0]
 
 
 def run(bench: Bench) -> None:
@@ -57,61 +66,76 @@ def run(bench: Bench) -> None:
 
     slicer = bench.slicer
     for name, (make, example, count) in models().items():
-        items = list(torch.randn(count, *example.shape[1:]).half().numpy())
-        whole: dict[int, int] = {}
-        for is_cut in (False, True):
-            runtime = cuda_runtime.CudaRuntime(slicer.driver if is_cut else None)
-            executor = SliceExecutor(slicer, runtime, WeightStore(slicer.driver, 20_000 << 20))
+        runtime = cuda_runtime.CudaRuntime(slicer.driver)
+        executor = SliceExecutor(slicer, runtime, WeightStore(slicer.driver, 20_000 << 20))
+        with torch.device("cuda"):
             module = make().half().eval().requires_grad_(False)
-            if example.dim() == 4:
-                module = module.to(memory_format=torch.channels_last)
-            executor.load(name, module, example, buckets=(count,))
-            load_quick(executor)  # what could preempt it: else it runs whole
-            executor.prepare(name, [WHOLE, HALF])
-            settle(executor)
-            for mask in (WHOLE, HALF):
-                took_us = device_us(executor, name, items, mask)[RUNS // 2]
-                if is_cut:
-                    report(bench, executor, name, items, mask, took_us, whole[mask])
-                whole[mask] = took_us
+        if example.dim() == 4:
+            module = module.to(memory_format=torch.channels_last)
+        executor.load(name, module, example, buckets=(count,))
+        quick = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.Tanh(), torch.nn.Linear(1024, 1024)).half().eval()
+        executor.load("quick", quick, torch.zeros(1, 1024).half(), buckets=(1,))  # what could preempt it: else it runs whole
+        begin_s = time.perf_counter()
+        executor.prepare(name, [WHOLE, HALF])
+        settle(executor)
+        prepared_s = time.perf_counter() - begin_s
+        items = list(torch.randn(count, *example.shape[1:], device="cuda").half())
+        for mask in (WHOLE, HALF):
+            plan = executor.models[name].plans[count, mask]
+            where = f"{name}, {count} at a time, {mask.bit_count()} of 15 units"
+            print(
+                f"   {where}: {len(plan.pieces)} pieces in {len(plan.segments)} segments, prepared in {prepared_s:.1f} s",
+                flush=True,
+            )
+            report(bench, executor, name, items, mask, where)
 
 
-def report(bench: Bench, executor: Any, name: str, items: list[Any], mask: int, cut_us: int, whole_us: int) -> None:
-    count = len(items)
-    plan = executor.models[name].plans[count, mask]
-    where = f"{name}, {count} at a time, {mask.bit_count()} of 15 units"
-    facts = {"whole_us": whole_us, "segments": len(plan.segments), "pieces": len(plan.pieces)}
-    bench.report.add(f"{where}: time in segments, of the whole", cut_us / whole_us, "x", most=1.01, **facts)
-    waits, runs = urgent_waits(executor, name, items, mask)
-    p99 = waits[len(waits) * 99 // 100]
-    facts = {"p50_us": round(waits[len(waits) // 2]), "longest_segment_us": plan.longest_segment_us, "runs_of_the_long_one": runs}
+def report(bench: Bench, executor: Any, name: str, items: list[Any], mask: int, where: str) -> None:
+    import numpy as np
+
+    plan = executor.models[name].plans[len(items), mask]
+    one_run(executor, name, items, mask, preemptible=True)  # times its pieces
+    whole_us, cut_us = list[int](), list[int]()
+    for _ in range(RUNS):
+        whole = one_run(executor, name, items, mask, preemptible=False)
+        cut = one_run(executor, name, items, mask, preemptible=True)
+        whole_us.append(whole.device_us)
+        cut_us.append(cut.device_us)
+    facts = {"whole_us": percentile(whole_us, 0.5), "segments": len(plan.segments), "pieces": len(plan.pieces)}
+    facts |= {"longest_segment_us": plan.longest_segment_us, "spread_us": max(whole_us) - min(whole_us)}
+    ratio = percentile(cut_us, 0.5) / percentile(whole_us, 0.5)
+    bench.report.add(f"{where}: time in segments, of the whole", ratio, "x", most=1.01, **facts)
+    waits, alone_us, runs, results = urgent_waits(executor, name, items, mask)
+    expected = np.stack(whole.outputs)
+    is_equal = all(np.array_equal(np.stack(outputs), expected) for outputs in results)
+    p99 = percentile(waits, 0.99)
+    facts = {"p50_us": round(percentile(waits, 0.5)), "worst_us": round(max(waits)), "alone_us": round(alone_us)}
+    facts |= {"longest_segment_us": plan.longest_segment_us, "runs_of_the_long_one": runs}
     bench.report.add(f"{where}: wait of an urgent batch, p99", p99 / SEGMENT_US, "segments", most=1.3, **facts)
+    bench.report.add(f"{where}: preempted runs whose results are bit-equal", float(is_equal), "", least=1, runs=len(results))
 
 
-def load_quick(executor: Any) -> None:
-    import torch
-
-    quick = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.Tanh(), torch.nn.Linear(1024, 1024)).half().eval()
-    executor.load("quick", quick, torch.zeros(1, 1024).half(), buckets=(1,))
-
-
-def urgent_waits(executor: Any, name: str, items: list[Any], mask: int) -> tuple[list[float], int]:
-    """Microseconds from the submission of a small batch to its end, less what it takes alone; sorted."""
+def urgent_waits(executor: Any, name: str, items: list[Any], mask: int) -> tuple[list[float], float, int, list[Any]]:
+    """Microseconds from the submission of a small batch to its end, less what it takes alone; and what the long ones gave."""
     import torch
 
     rng = random.Random(1)
     executor.prepare("quick", [mask])
     settle(executor)
     item = [torch.randn(1024).half().numpy()]
+    results: list[Any] = []
+
+    def poll(ended: dict[int, Any]) -> None:
+        ended |= {done.ticket: done for done in executor.poll()}
 
     def ask(preempts: list[int], ended: dict[int, Any]) -> float:
         begin_s = time.perf_counter()
         ticket = executor.submit("quick", item, mask, preempts=preempts)
         while ticket not in ended:
-            ended |= {done.ticket: done for done in executor.poll()}
+            poll(ended)
         return (time.perf_counter() - begin_s) * 1e6
 
-    alone = sorted(ask([], {}) for _ in range(50))[25]
+    alone_us = percentile([ask([], {}) for _ in range(50)], 0.5)
     waits: list[float] = []
     runs = 0
     while len(waits) < URGENT:
@@ -121,8 +145,10 @@ def urgent_waits(executor: Any, name: str, items: list[Any], mask: int) -> tuple
         while long not in ended and len(waits) < URGENT:
             until_s = time.perf_counter() + rng.uniform(0.0, 0.004)
             while time.perf_counter() < until_s and long not in ended:
-                ended |= {done.ticket: done for done in executor.poll()}
+                poll(ended)
             if long not in ended:
-                waits.append(max(0.0, ask([long], ended) - alone))
-        settle(executor)
-    return sorted(waits), runs
+                waits.append(max(0.0, ask([long], ended) - alone_us))
+        while executor.has_work:
+            poll(ended)
+        results.append(ended[long].outputs)
+    return waits, alone_us, runs, results

@@ -77,10 +77,10 @@ class Model:
     shape: str
 
 
-def build(name: str) -> Model:
+def build(name: str, seed: int = 0) -> Model:
     import torch
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     with torch.device(DEVICE):
         for family, names, make in (  # noqa: B007
             ("torchvision", TORCHVISION, _torchvision),
