@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 
+# Compiled modules are kept: the tests start hundreds of processes, and each would compile the whole package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup devel demo demo-cluster test quick soak mutants check fmt lint types sbom audit clean-root docs docs-site bench lab serve sim clean screenshots
 
@@ -32,13 +35,13 @@ test: devel  ## All tests (those that need a GPU skip without one), on two cores
 	$(PY) -m pytest -q -n 2 --dist loadfile
 
 quick: devel  ## Tests that start no process, in a minute: core, planner, policies, sdk, asl, sim, predict ...
-	$(PY) -m pytest -q -n 2 --dist loadfile -m "not live and not slow and not published"
+	$(PY) -m pytest -q -n 2 --dist loadfile --hypothesis-profile quick -m "not live and not slow and not published"
 
 soak: devel  ## A hundred thousand worlds of the controller, and as many of whole servers, from their seeds (hours)
 	$(PY) -m tests.soak core 1000:101000 --jobs $$(nproc)
 	$(PY) -m tests.soak server 1000:101000 --jobs $$(nproc)
 
-mutants: devel  ## Break the code in eighty places by hand, one at a time: the tests named beside each must notice
+mutants: devel  ## Break the code in a hundred places by hand, one at a time: the tests named beside each must notice
 	$(PY) -m tests.mutants
 
 check: fmt lint types test docs sbom audit  ## What CI runs

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import faulthandler
+import logging
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,8 +18,14 @@ from tests.script import Script
 
 # how quick the machine is today is no property of the code
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("repeatable"), max_examples=25)  # of `make quick`; all others have 100
 settings.load_profile("repeatable")
 
+is_live = True  # the test that runs now
+
+MARKED_BY_FOLDER = {"published": "published", "lab": "published", "examples": "slow", "newcomer": "live"}
+"""Tests of published systems and of the lab, of examples with their models, and of what a newcomer does with real servers are
+marked by where they are, so that a quick run can leave them out."""
 
 LEAVE_S = 120
 
@@ -31,17 +41,56 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return argname if isinstance(val, bytes) and (len(val) > 24 or not val.isascii()) else None
 
 
+def folder_mark(path: Path) -> str | None:
+    return MARKED_BY_FOLDER.get(path.relative_to(Path(__file__).parent).parts[0])
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of published systems and of the lab, of examples with their models, and of what a newcomer does with real servers are
-    marked by where they are, so that a quick run can leave them out."""
     for item in items:
-        part = item.path.relative_to(Path(__file__).parent).parts[0]
-        if part in ("published", "lab"):
-            item.add_marker(pytest.mark.published)
-        elif part == "examples":
-            item.add_marker(pytest.mark.slow)
-        elif part == "newcomer":
-            item.add_marker(pytest.mark.live)
+        if mark := folder_mark(item.path):
+            item.add_marker(mark)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _processes_are_of_live_tests(pytestconfig: pytest.Config) -> Iterator[None]:
+    """A quick run starts no process, so that it needs nothing of the machine: a test that does is marked so."""
+    start = subprocess.Popen.__init__
+
+    def checked(self: Any, *args: Any, **options: Any) -> None:
+        assert is_live, "this test starts a process: mark it `live`"
+        start(self, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if "not live" in pytestconfig.option.markexpr:
+            patch.setattr(subprocess.Popen, "__init__", checked)
+        yield
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    global is_live  # in tests/gpu a driver may start a process to find its libraries
+    is_live = "gpu" in item.path.parts or any(item.get_closest_marker(mark) is not None for mark in ("live", "slow"))
+
+
+def pytest_runtest_teardown() -> None:
+    """A command that ran in this process has set logging up, for a stream that the test took with it: undone, so that later tests
+    see what is logged, in whatever order they run."""
+    log = logging.getLogger("lamina")
+    log.handlers[:] = []
+    log.propagate = True
+    log.setLevel(logging.NOTSET)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files that a run leaves out as a whole (`-m "not live and ..."`) are not imported: half of the time of a collection."""
+    expression = config.option.markexpr
+    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_") or " or " in expression:
+        return None
+    left_out = set(re.findall(r"\bnot (\w+)", expression))
+    marks = set(re.findall(r"\bmark\.(\w+)", "".join(MODULE_MARKS.findall(collection_path.read_text(encoding="utf-8")))))
+    return True if left_out & (marks | {folder_mark(collection_path)}) else None
+
+
+MODULE_MARKS = re.compile(r"^pytestmark = (?:\[[^\]]*\]|.*)", re.MULTILINE)
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
 """Worlds by their seeds: `python -m tests.soak core|server SEED[:END]`, on all cores with `--jobs N`. Exit 1: one is wrong.
 
 `core` plays the controller alone, `server` whole servers (`tests/world`). A seed is a world: played again, it is the same.
-`--record FILE` adds what was played, with the commit, to a JSON file; `results/attacks/soak.json` is made of such.
+`--record FILE` adds what was played, with the commit and what was wrong, to a JSON file; `results/attacks/soak.json` is made of
+such. What is in that file already is not played again, and with `--for SECONDS` no more is begun after that time: a campaign can
+be gone on with.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ if __name__ == "__main__" or "tests.soak" in sys.argv:
 
 import argparse
 import fcntl
+import gc
 import json
+import math
 import subprocess
 import time
 import traceback
@@ -45,12 +49,14 @@ def main() -> None:
     parser.add_argument("--loud", action="store_true", help="with the server's log")
     parser.add_argument("--trace", action="store_true", help="with a digest of everything that clients were answered")
     parser.add_argument("--record", help="a JSON file that what was played is added to")
+    parser.add_argument("--for", dest="seconds", type=float, default=math.inf, help="begin no more after this time")
     given = parser.parse_args()
     first, _, last = given.seeds.partition(":")
     seeds = range(int(first), int(last) if last else int(first) + 1)
-    if given.jobs > 1:
-        sys.exit(play_in_parallel(given.kind, seeds, given.jobs, ["--record", given.record] if given.record else []))
-    bad: list[int] = []
+    if given.jobs > 1 or given.seconds < math.inf:
+        sys.exit(play_in_parallel(given.kind, seeds, given.jobs, given.record, given.seconds))
+    gc.set_threshold(100_000, 20, 20)  # worlds are cycles that are dropped whole
+    bad: dict[int, list[str]] = {}
     begin_s = time.perf_counter()
     for seed in seeds:
         if given.trace:
@@ -59,7 +65,7 @@ def main() -> None:
             print(f"digest {play(seed).history.digest()}")
             continue
         wrongs = wrongs_of(given.kind, seed, not given.loud)
-        bad += [seed] if wrongs else []
+        bad |= {seed: wrongs} if wrongs else {}
         for wrong in wrongs:
             print(f"{given.kind} {seed}: {wrong}", flush=True)
     took_s = time.perf_counter() - begin_s
@@ -70,7 +76,7 @@ def main() -> None:
     sys.exit(1 if bad else 0)
 
 
-def record(file: Path, kind: str, seeds: range, bad: list[int], took_s: float) -> None:
+def record(file: Path, kind: str, seeds: range, bad: dict[int, list[str]], took_s: float) -> None:
     """Add what was played to a file; what directly follows the last entry of its kind and commit becomes part of that."""
     command = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent, check=False).stdout.strip()
@@ -83,12 +89,14 @@ def record(file: Path, kind: str, seeds: range, bad: list[int], took_s: float) -
             "commit": commit,
             "first": seeds.start,
             "last": seeds.stop - 1,
-            "wrong": bad,
+            "wrong": list(bad),
+            "said": {seed: wrongs[0][-600:] for seed, wrongs in bad.items()},
             "took_s": round(took_s),
         }
         last = next((one for one in reversed(played) if (one["kind"], one["commit"]) == (kind, commit)), None)
         if last is not None and last["last"] + 1 == seeds.start:
-            last |= {"last": fresh["last"], "wrong": last["wrong"] + bad, "took_s": last["took_s"] + fresh["took_s"]}
+            last |= {name: last[name] + fresh[name] for name in ("wrong", "took_s")} | {"last": fresh["last"]}
+            last["said"] |= fresh["said"]
         else:
             played.append(fresh)
         opened.seek(0)
@@ -96,17 +104,24 @@ def record(file: Path, kind: str, seeds: range, bad: list[int], took_s: float) -
         opened.write(json.dumps(played, indent=1) + "\n")
 
 
-def play_in_parallel(kind: str, seeds: range, jobs: int, options: list[str]) -> int:
-    size = max(1, min(500, len(seeds) // jobs))
-    parts = [seeds[at : at + size] for at in range(0, len(seeds), size)]
+def play_in_parallel(kind: str, seeds: range, jobs: int, file: str | None, seconds: float) -> int:
+    """Play those seeds that the file does not have, in processes of their own."""
+    size = max(1, min(250, len(seeds) // jobs))
+    played = json.loads(Path(file).read_text() or "[]") if file and Path(file).exists() else []
+    done = {seed for one in played if one["kind"] == kind for seed in range(one["first"], one["last"] + 1)}
+    parts = [part for at in range(0, len(seeds), size) if not done.issuperset(part := seeds[at : at + size])]
+    options = ["--record", file] if file else []
+    until_s = time.perf_counter() + seconds
 
     def play_part(part: range) -> int:
+        if time.perf_counter() > until_s:
+            return 0
         return subprocess.run(
             [sys.executable, "-m", "tests.soak", kind, f"{part.start}:{part.stop}", *options], check=False
         ).returncode
 
     with ThreadPoolExecutor(jobs) as pool:
-        return max(pool.map(play_part, parts))
+        return max(pool.map(play_part, parts), default=0)
 
 
 if __name__ == "__main__":

@@ -15,5 +15,11 @@ def tree_of(path: Path) -> ast.Module:
 
 
 @cache
+def nodes_of(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """All of `ast.walk`, which takes longer than what the tests do with it."""
+    return tuple(ast.walk(tree))
+
+
+@cache
 def all_files() -> tuple[Path, ...]:
     return tuple(sorted(SRC.rglob("*.py")))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 import pytest
 
-SRC = Path(__file__).parent.parent / "src" / "lamina"
+from tests.source_trees import SRC, all_files, nodes_of, tree_of
+
 WIRING = ["bootstrap.py", "gateway/bootstrap.py", *(f"cli/{path.name}" for path in sorted((SRC / "cli").glob("*.py")))]
 
 
@@ -44,3 +44,37 @@ def test_assignments_of_all_kinds_are_found():
         "a.b = 1\nc.d += 1\ne.f, g = 1, 2\nsetattr(h, 'i', 1)\n\nclass A:\n    def __init__(self) -> None:\n        self.x = 1\n"
     )
     assert assigned_attributes(source) == ["1: a.b", "2: c.d", "3: e.f", "4: setattr(h, 'i', 1)"]
+
+
+def test_two_drivers_run_the_controller_and_no_other_loop_does():
+    """Replays, and the simulator's charge for deciding, hand events to a controller that a driver runs."""
+    classes = [node for path in all_files() for node in nodes_of(tree_of(path)) if isinstance(node, ast.ClassDef)]
+    bases = {node.name: {ast.unparse(base) for base in node.bases} for node in classes}
+    assert {name for name, above in bases.items() if "Driver" in above} == {"RealtimeDriver", "VirtualDriver"}
+    callers = {
+        str(path.relative_to(SRC))
+        for path in all_files()
+        for node in nodes_of(tree_of(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "handle"
+        if ast.unparse(node.func.value).endswith("controller")
+    }
+    assert {one for one in callers if not one.startswith(("drivers/", "lab/"))} <= {"core/eventlog.py", "sim/decision_charge.py"}
+    assert callers & {"drivers/driver.py", "drivers/realtime.py", "drivers/virtual.py"}
+
+
+def test_slots_are_found_in_one_place():
+    """Homes of instances, the bandwidth limit and followers are rules of slots: others ask `core/scheduling/slots.py`."""
+    finders = {
+        str(path.relative_to(SRC))
+        for path in all_files()
+        for node in tree_of(path).body
+        if isinstance(node, ast.FunctionDef) and node.name in ("slots", "free_slots", "upcoming_slots")
+    }
+    assert finders == {"core/scheduling/slots.py"}
+
+
+def test_small_files_are_few():
+    """Of less than forty lines, but for package markers: a file is a thing that a reader looks for."""
+    files = [path for path in all_files() if len(tree_of(path).body) > 1]
+    small = [str(path.relative_to(SRC)) for path in files if len(path.read_text(encoding="utf-8").splitlines()) < 40]
+    assert len(small) < 30, small

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import io
+import tokenize
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.source_trees import SRC, all_files, tree_of
+from tests.source_trees import SRC, all_files, nodes_of, tree_of
 
 LAYERS = (
     ("lab",),
@@ -72,7 +74,7 @@ def top_of(module: str) -> str:
 def read(path: Path) -> Module:
     name = ".".join(("lamina", *path.relative_to(SRC).with_suffix("").parts)).removesuffix(".__init__")
     tree = tree_of(path)
-    nodes = list(ast.walk(tree))
+    nodes = nodes_of(tree)
     type_only = for_type_checkers(nodes)
     imports = [(imported, node in type_only) for node in nodes for imported in imported_by(node, name)]
     calls = [node for node in nodes if isinstance(node, ast.Call)]
@@ -109,7 +111,7 @@ def is_false(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) and not value.value
 
 
-def for_type_checkers(nodes: list[ast.AST]) -> set[ast.AST]:
+def for_type_checkers(nodes: Sequence[ast.AST]) -> set[ast.AST]:
     """Everything under `if TYPE_CHECKING:`."""
     ifs = [node for node in nodes if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
     return {inner for node in ifs for branch in node.body for inner in ast.walk(branch)}
@@ -178,3 +180,19 @@ def test_heavy_libraries_are_imported_when_they_are_needed_and_not_before(module
 
 def test_every_module_postpones_its_annotations(modules: list[Module]):
     assert [module.name for module in modules if not module.postpones] == []
+
+
+def code_lines(path: Path) -> int:
+    """Lines with code on them: no docstrings, comments and blank lines."""
+    nodes = nodes_of(tree_of(path))
+    texts = [node for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
+    said = {line for node in texts for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
+    kinds = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
+    return len({line for token in tokens if token.type in kinds for line in range(token.start[0], token.end[0] + 1)} - said)
+
+
+def test_the_heart_is_read_in_an_hour():
+    """CONTRIBUTING says: about 2,000 lines of code. A feature enters the controller as an object of its own."""
+    heart = [SRC / "core" / "controller.py", *(SRC / "core" / "scheduling").glob("*.py")]
+    assert 1_500 < sum(map(code_lines, heart)) < 2_200

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.source_trees import SRC, all_files, tree_of
+from tests.source_trees import SRC, all_files, nodes_of, tree_of
 
 LEFT_OUT = ("published", "lab")
 """Baselines and experiments."""
@@ -55,7 +55,7 @@ class Module:
 
 def read(path: Path) -> Module:
     module = Module(str(path.relative_to(SRC)), tree_of(path))
-    for node in ast.walk(module.tree):
+    for node in nodes_of(module.tree):
         if isinstance(node, ast.ClassDef):
             module.classes[node.name] = set(fields_of(node))
     return module
@@ -71,7 +71,7 @@ def fields_of(node: ast.ClassDef) -> Iterator[str]:
 
 def writes(tree: ast.AST) -> Iterator[ast.Attribute]:
     """Attributes that are assigned, also by `+=` and as part of a tuple."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
             yield node
 
@@ -83,12 +83,12 @@ def is_self(node: ast.expr) -> bool:
 def changes(tree: ast.AST) -> Iterator[ast.Attribute]:
     """Attributes with containers that are changed in place: `x.attr[k] = v`, `del x.attr[k]`, `x.attr.pop(k)`; also by a local
     name for one."""
-    for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]:
+    for function in [node for node in nodes_of(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]:
         local: dict[str, ast.Attribute] = {}
-        for node in ast.walk(function):
+        for node in nodes_of(function):
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute) and isinstance(node.targets[0], ast.Name):
                 local[node.targets[0].id] = node.value
-        for node in ast.walk(function):
+        for node in nodes_of(function):
             changed: ast.expr | None = None
             if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
                 changed = node.value

@@ -7,8 +7,10 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from lamina import plugins
-from tests.source_trees import SRC, all_files, tree_of
+from tests.source_trees import SRC, all_files, nodes_of, tree_of
 
 APART = ("published", "lab")
 
@@ -16,7 +18,7 @@ APART = ("published", "lab")
 def imported(tree: ast.AST) -> list[str]:
     """Modules that are imported anywhere, also inside functions and for type checkers alone."""
     found: list[str] = []
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -40,6 +42,7 @@ def test_published_systems_do_not_need_the_lab() -> None:
     assert not [file for file in files for name in imported(tree_of(file)) if name.startswith("lamina.lab")]
 
 
+@pytest.mark.live
 def test_a_server_loads_neither() -> None:
     code = (
         "import sys, lamina, lamina.bootstrap, lamina.policies; lamina.policies.build('frontier');"
@@ -49,6 +52,7 @@ def test_a_server_loads_neither() -> None:
     assert done.stdout.split() == []
 
 
+@pytest.mark.live
 def test_names_of_policies_are_listed_without_importing_them() -> None:
     code = (
         "import sys; from lamina import plugins; names = plugins.names('policies'); assert 'esg' in names and 'edf' in names;"

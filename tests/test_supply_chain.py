@@ -23,6 +23,7 @@ def script() -> ModuleType:
     return module
 
 
+@pytest.mark.live
 def test_the_bill_of_materials_names_what_is_installed(tmp_path: Path) -> None:
     out = tmp_path / "sbom.json"
     subprocess.run([sys.executable, str(SCRIPT), "sbom", str(out)], check=True, timeout=120)

@@ -153,7 +153,7 @@ def test_a_port_in_use_is_told_with_a_way_out(server: Server) -> None:
 
 def test_serving_from_a_notebook_returns_at_once() -> None:
     async def cell() -> int:  # a kernel has a loop of its own
-        server = shop().serve(port=0, background=True)
+        server = shop().serve(port=0)
         try:
             answer: int = await asyncio.to_thread(server.client.call, "price", {"x": 1})
             return answer

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.source_trees import SRC, all_files, tree_of
+from tests.source_trees import SRC, all_files, nodes_of, tree_of
 
 DOCS = SRC.parent.parent / "docs"
 
@@ -86,7 +86,7 @@ def names(trees: dict[Path, ast.Module]) -> dict[str, str]:
     for path in product():
         own = [path.stem if path.stem != "__init__" else path.parent.name]
         kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-        own += [node.name for node in ast.walk(trees[path]) if isinstance(node, kinds)]
+        own += [node.name for node in nodes_of(trees[path]) if isinstance(node, kinds)]
         found[str(path.relative_to(SRC))] = " | ".join(words(name) for name in own)
     return found
 
@@ -109,7 +109,7 @@ def test_no_name_speaks_of_people(trees: dict[Path, ast.Module]) -> None:
     wrong = []
     for path, tree in trees.items():
         names = [path.stem]
-        for node in ast.walk(tree):
+        for node in nodes_of(tree):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 names.append(node.name)
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -121,7 +121,7 @@ def test_no_name_speaks_of_people(trees: dict[Path, ast.Module]) -> None:
 def test_first_lines_of_docstrings_speak_of_requests_and_batches_and_not_of_people(trees: dict[Path, ast.Module]) -> None:
     wrong = []
     for path, tree in trees.items():
-        for node in ast.walk(tree):
+        for node in nodes_of(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 first = (ast.get_docstring(node) or "").split("\n")[0]
                 if PEOPLE_IN_TEXT.search(first):

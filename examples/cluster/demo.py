@@ -108,7 +108,7 @@ class Machines:
 def serving(folder: Path) -> Iterator[dict[str, Any]]:
     """What a server with a port for agents says of itself; it is gone afterwards."""
     command = [sys.executable, "-m", "lamina", "serve", str(APP), "--port", "0", "--admin-port", "0", "--json", "--no-devices"]
-    command += ["--agents", "127.0.0.1:0", "--store", str(folder / "runs.db"), "--no-probe"]
+    command += ["--agents", "127.0.0.1:0", "--store", str(folder / "runs.db"), "--no-probe", "--console"]
     with open(folder / "server.log", "wb") as log:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
     try:
@@ -291,6 +291,7 @@ def plot(story: Story, seconds: float, file: Path) -> None:
         [one.sent_s for one in bad], [1000 * (one.ended_s - one.sent_s) for one in bad], s=14, color="black", marker="x"
     )
     times.set(xlabel="s", ylabel="latency, ms", title=f"Each call; crosses: not in time ({len(bad)})")
+    rates.set_ylim(0, 1.12 * rates.get_ylim()[1])  # room for what happened
     for at_s, what in story.marks:
         for axes in (rates, times):
             axes.axvline(at_s, color="black", linestyle="--", linewidth=1)
@@ -314,7 +315,8 @@ def main(arguments: list[str]) -> int:
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     console = Console(soft_wrap=True)
     with serving(options.folder) as said:
-        console.print(f"serving examples/cluster/app.py on {said['url']}; agents join on port {said['agents_port']}\n")
+        console.print(f"serving examples/cluster/app.py on {said['url']}; agents join on port {said['agents_port']}")
+        console.print(f"in a browser: {said['admin_url']}/console\n")
         story = asyncio.run(demonstrate(said, options, console))
     console.print(f"\n{summary(story)}")
     plot(story, options.seconds, options.out)

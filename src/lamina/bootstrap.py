@@ -16,10 +16,11 @@ from msgspec.structs import replace
 
 from lamina import policies
 from lamina.asl.evaluation import DATA_LIMIT_BYTES
-from lamina.cluster.agent import Agent, AgentConfig, NodeShared
+from lamina.cluster.agent import Agent, NodeShared
 from lamina.cluster.agent_listener import ListenForAgents
 from lamina.cluster.cluster_engine import ClusterEngine
 from lamina.cluster.launchers import Launcher
+from lamina.cluster.leader_session import AgentConfig
 from lamina.cluster.node_pools import NodePool
 from lamina.cluster.node_values import LeaderState
 from lamina.cluster.packages import Pack, PackageStore, Unpack
@@ -194,7 +195,7 @@ def open_agent(
     cores = cpu_device(set_apart=gpu_cores * len(gpus))
     cpu = CpuEngine("", [cores], _shm_limits(memory_bytes), state=state, shared=shared)
     engines = [
-        GpuEngine("", device, name, cpu.references, ordinal=place, shared=shared, host_cores=own)
+        GpuEngine("", device, name, cpu.references, ordinal=place, shared=shared, host_cores=own, state=state)
         for (name, place, device), own in zip(gpus, cores_for_gpus(len(gpus), gpu_cores), strict=True)
     ]
     packages = PackageStore(config.folder / "packages", unpack)
@@ -300,6 +301,7 @@ def _open_engines(
             unprofiled=unprofiled(device),
             shared=shared,
             host_cores=own,
+            state=state,
         )
         for (name, place, device), own in zip(gpus, cores_for_gpus(len(gpus), gpus[0][2].cores if gpus else 0), strict=True)
     ]

@@ -162,12 +162,15 @@ class Refused(LaminaError):
         return super().__str__() + offer + (f"\n  price: {self.price:.3g}" if self.price else "")
 
 
+OVERLOADED: Final = "overloaded"
+
 REFUSALS: Final = {
     "deadline": (429, "it could not be done in time", "allow more time, or try again later"),
     "cost": (429, "it would cost more than its limit", "raise lamina-cost-limit"),
     "queue-full": (429, "the queue is full", "try again later"),
     "quota": (429, "the tenant's quota is used up", "try again later, or ask for a larger quota"),
     "share": (429, "others had to wait for calls of this tenant", "try again in a moment"),
+    OVERLOADED: (429, "more calls come than this server's processes can handle", "try again in a moment, or ask another server"),
     "no-capacity": (503, "no device here can run it", "add a device that fits, or lower what it asks for"),
     "unknown": (404, "no such function or workflow", "GET /v1/functions and /v1/workflows list them"),
     "duplicate": (409, "a call of that id is under way", "use a new id"),

@@ -28,7 +28,7 @@ from lamina.core.policy import DispatchRole
 from lamina.drivers.driver import Ending, exception_for
 from lamina.drivers.virtual import DeviceChange, Scheduled, VirtualDriver
 from lamina.engines.in_process import run_mock
-from lamina.errors import BadValue, Cancelled
+from lamina.errors import BadValue, Cancelled, Conflict
 from lamina.expr import evaluate
 from lamina.gateway.local_server import LocalServer
 from lamina.plugins import DEFAULT_POLICY
@@ -36,6 +36,7 @@ from lamina.policies import new_controller
 from lamina.predict.profile import Point, Profile
 from lamina.predict.profile_table import ProfileTable
 from lamina.sdk.app import App
+from lamina.sdk.app_state import WHICH_REQUEST, BatchState
 from lamina.sdk.binding import bind_arguments
 from lamina.sdk.context import BatchContext, active_context
 from lamina.sdk.runner import Runner
@@ -196,6 +197,10 @@ class Runtime:
         return found
 
 
+class _StaleRead(Conflict):
+    """A request that has read what was changed meanwhile: it runs again."""
+
+
 class _InProcessExecutor:
     """Functions run in this process, when their batch ends."""
 
@@ -262,7 +267,7 @@ class _InProcessExecutor:
                 result = TypeError(f"its result: {error.message}; {error.hint}")
             if isinstance(result, Exception):
                 self._data.put_error(job, error_info(result))
-                outcomes.append(JobOutcome(False, "function-failed", type(result).__name__))
+                outcomes.append(JobOutcome(False, "function-failed", type(result).__name__, isinstance(result, _StaleRead)))
             else:
                 self._data.put(job, encoded)
                 outcomes.append(JobOutcome())
@@ -273,18 +278,18 @@ class _InProcessExecutor:
         if mock is None:
             if name not in self._runners:
                 self._runners[name] = self._app.functions[name].open()
-            if self._app.functions[name].spec.max_batch > 1:
-                return self._runners[name].run(calls)
-            return [self._one(self._runners[name], call) for call in calls]
+            return self._run_batch(self._runners[name], calls, self._app.functions[name].spec.max_batch > 1)
         return run_mock(mock, calls)
 
-    def _one(self, runner: Runner, call: dict[str, Any]) -> Any:
-        """What it changes of the state is kept if it succeeds; `app.state` shows it."""
-        try:
-            with self._app.transaction() as changes, active_context(BatchContext(transaction=changes)):
-                result = runner.run([call])[0]
-                if isinstance(result, Exception):
-                    raise result
-                return result
-        except Exception as error:
-            return error
+    def _run_batch(self, runner: Runner, calls: list[dict[str, Any]], is_batched: bool) -> list[Any]:
+        """What a call changes of the state is kept if it succeeds; `app.state` shows it."""
+        local = self._app.local_state
+        state = BatchState(lambda place, key: local.read(key))
+        whole = WHICH_REQUEST if is_batched else state.transaction(0)
+        with active_context(BatchContext(batch=len(calls), transaction=whole, batch_state=state)):
+            results = runner.run(calls)
+        verdicts = local.commit_batch(state.changes(lambda place: not isinstance(results[place], Exception)))
+        for place, verdict in verdicts.items():
+            if verdict is not True:
+                results[place] = verdict or _StaleRead("state: what was read was changed meanwhile, again and again")
+        return results

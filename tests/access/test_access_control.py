@@ -179,12 +179,16 @@ def test_the_audit_log_has_callers_and_actions_in_order(place: str) -> None:
             clock.now_us += 1
             await desk.perform(Identity("acme", "boss"), "token/create", {"name": "t"})
             clock.now_us += 1
+            await desk.perform(ROOT, "user/invite", {"name": "ada"})
+            clock.now_us += 1
             with pytest.raises(Unauthorized):
                 await access.log_in("ada", PASSWORD)
+            await access.write(lambda db: None)
             deeds = await desk.perform(ROOT, "audit/list", {})
             assert [(deed["who"], deed["what"], deed["ok"]) for deed in deeds] == [
                 ("local", "tenant/set", True),
                 ("boss", "token/create", True),
+                ("local", "user/invite", True),
                 ("ada", "log-in", False),
             ]
             later = await desk.perform(ROOT, "audit/list", {"after": deeds[0]["key"], "limit": 1})

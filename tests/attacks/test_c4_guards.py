@@ -17,6 +17,7 @@ from lamina.durable.loader import RunLoader
 from lamina.gateway.bootstrap import Gateway
 from lamina.gateway.ingress.messages import ClientGone, IngressMessages
 from lamina.gateway.ingress.session import IngressSession
+from lamina.gateway.ingress.throttle import HostThrottle
 from lamina.ipc.child_process import ChildProcess
 from lamina.server.grpc import GrpcServer
 from lamina.server.http1 import HttpConnection
@@ -342,5 +343,6 @@ def test_a_message_of_an_ingress_process_spoils_none_of_another_client() -> None
     session = IngressSession.__new__(IngressSession)
     session._handlers = {ClientGone: on_gone}
     session.pending = {}
+    session._throttle = HostThrottle()
     session.on_messages(IngressMessages([ClientGone(1), ClientGone(2)]))
     assert seen == [2]

@@ -104,10 +104,12 @@ def described(tmp_path: Path, source: str) -> LaminaError | None:
     return found
 
 
+@pytest.mark.live
 def test_an_app_is_described(tmp_path: Path) -> None:
     assert described(tmp_path, GOOD) is None
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("how", HOSTILE)
 def test_an_app_that_lies_about_itself_is_refused_in_time(tmp_path: Path, how: str) -> None:
     error = described(tmp_path, HOSTILE[how])
@@ -115,6 +117,7 @@ def test_an_app_that_lies_about_itself_is_refused_in_time(tmp_path: Path, how: s
     assert not [path for path in tmp_path.iterdir() if path.name not in ("app.py", "__pycache__") and path.is_file()]
 
 
+@pytest.mark.live
 def test_an_app_with_too_many_functions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_manifest, "MAX_TARGETS", 0)
     error = described(tmp_path, GOOD)
@@ -128,6 +131,7 @@ def unpacked(body: bytes, into: Path, limit_s: float = 30.0) -> None:
     asyncio.run(app_package.unpack_apart(body, into, limit_s))
 
 
+@pytest.mark.live
 def test_a_package_is_unpacked_apart_into_folders_of_its_own(tmp_path: Path) -> None:
     unpacked(zipped({"app.py": b"1", "a/b/c.py": b"2"}), tmp_path / "apps" / "mine" / "1")
     assert (tmp_path / "apps/mine/1/a/b/c.py").read_bytes() == b"2"
@@ -135,12 +139,14 @@ def test_a_package_is_unpacked_apart_into_folders_of_its_own(tmp_path: Path) -> 
         assert stat.S_IMODE((tmp_path / folder).stat().st_mode) == 0o700, folder
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("names", [("a", "a/b"), ("a/b", "a"), ("A", "a/b"), ("a", "a/b/c"), ("a/", "a")])
 def test_a_file_that_is_also_a_folder_is_refused(tmp_path: Path, names: tuple[str, str]) -> None:
     with pytest.raises(BadValue, match="package"):
         unpacked(zipped(dict.fromkeys(names, b"")), tmp_path / "package")
 
 
+@pytest.mark.live
 def test_what_is_wrong_with_a_package_is_said_from_there(tmp_path: Path) -> None:
     with pytest.raises(BadValue, match="not a zip file"):
         unpacked(b"nonsense", tmp_path / "package")
@@ -148,6 +154,7 @@ def test_what_is_wrong_with_a_package_is_said_from_there(tmp_path: Path) -> None
         unpacked(zipped({"../x": b""}), tmp_path / "package")
 
 
+@pytest.mark.live
 def test_a_table_of_many_names_does_not_stop_the_loop(tmp_path: Path) -> None:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
@@ -163,6 +170,7 @@ def test_a_table_of_many_names_does_not_stop_the_loop(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
+@pytest.mark.live
 def test_unpacking_without_end_is_ended(tmp_path: Path) -> None:
     with pytest.raises(BadValue, match="longer than"):
         unpacked(zipped({"app.py": b"1"}), tmp_path / "package", limit_s=0.001)

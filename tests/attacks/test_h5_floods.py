@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from lamina.server.grpc import GrpcMethod, GrpcServer
-from lamina.server.http2.connection import SLICE_S, TURN_S, FrameBudget, Http2Connection, Http2Limits
+from lamina.server.http2.connection import Http2Connection, Http2Limits
 from lamina.server.http2.frames import (
     CONTINUATION,
     DATA,
@@ -25,6 +25,7 @@ from lamina.server.http2.frames import (
 )
 from lamina.server.http2.hpack import encode
 from lamina.server.http2.stream import Http2Stream
+from lamina.server.turn_budget import SLICE_S, TURN_S, TurnBudget
 from tests.server.http2.test_connection import HEAD, TAIL, Pipe, Request, Talk
 
 OPEN = frame(HEADERS, END_HEADERS, 1, HEAD)
@@ -158,7 +159,7 @@ class Loop:
         self.now_s = 0.0
         self.look_s = look_s
         self.soon: list[Callable[[], None]] = []
-        self.budget = FrameBudget(self.soon.append, self.clock)
+        self.budget = TurnBudget(self.soon.append, self.clock)
         self.requests: list[Request] = []
 
     def clock(self) -> float:

@@ -16,6 +16,7 @@ from lamina.errors import BadValue, LaminaError
 from lamina.gateway.auth import LOCAL
 from lamina.gateway.ingress import handlers
 from lamina.gateway.ingress.messages import ResultValue, RouteTable
+from lamina.gateway.ingress.throttle import CallPacer
 from lamina.gateway.oip import inference, json_codec, rest_infer
 from lamina.gateway.oip.grpc_methods import InferenceMethods, decode_tensors, to_raw_contents
 from lamina.gateway.oip.inference import InferenceRequest, InferenceResponse, begin_request
@@ -97,11 +98,13 @@ def outcome(work: Any) -> Any:
     return asyncio.run(all_of_it())
 
 
+@pytest.mark.live
 def test_a_call_decoded_apart_is_as_if_decoded_here() -> None:
     found = outcome(lambda pool, then: pool.decode_call(post(LISTS), X, then))
     assert found == http_codec.decode_inputs(post(LISTS), X)
 
 
+@pytest.mark.live
 def test_an_error_from_there_is_the_error_it_would_be_here() -> None:
     broken = post(LISTS[:-1])
     found = outcome(lambda pool, then: pool.decode_call(broken, X, then))
@@ -110,6 +113,7 @@ def test_an_error_from_there_is_the_error_it_would_be_here() -> None:
     assert type(found) is BadValue and found.message == here.value.message
 
 
+@pytest.mark.live
 def test_a_result_encoded_apart_is_as_if_encoded_here() -> None:
     blob = encoding.encode([1.5] * 50_000)
     found = outcome(lambda pool, then: pool.encode_result(blob, b"", then))
@@ -148,6 +152,7 @@ def test_typed_grpc_tensors_made_raw_mean_the_same() -> None:
     assert (again.model_name, again.id) == ("m", "7") and not is_heavy_message(again.SerializeToString())
 
 
+@pytest.mark.live
 def test_a_job_that_takes_too_long_is_ended_and_the_next_one_is_done() -> None:
     async def work() -> None:
         pool = CodecPool(processes=1, job_limit_s=0.05)
@@ -181,6 +186,7 @@ def test_more_large_bodies_than_may_wait_are_refused(monkeypatch: pytest.MonkeyP
     assert [one.status for one in asyncio.run(work())] == [503, 503, 503]
 
 
+@pytest.mark.live
 def test_a_large_call_and_a_large_run_are_served(tmp_path: Any) -> None:
     async def work() -> None:
         async with emulated(str(tmp_path / "runs.db")) as gateway, Browser(gateway.port) as browser:
@@ -227,6 +233,7 @@ def test_a_value_of_state_that_cannot_fit_is_not_decoded() -> None:
     run(work)
 
 
+@pytest.mark.live
 def test_json_is_heavy_by_its_parts_and_not_by_its_size_alone() -> None:
     assert is_heavy_json(LISTS) and not is_heavy_json(TEXT) and not is_heavy_json(LISTS[:60_000])
     assert msgspec.json.decode(LISTS)[0] == []
@@ -235,6 +242,7 @@ def test_json_is_heavy_by_its_parts_and_not_by_its_size_alone() -> None:
 # ------------------------------------------------------------------ copies: one piece in a turn, and no body twice
 
 
+@pytest.mark.live
 def test_a_large_body_goes_to_its_process_in_pieces_one_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     turns: list[int] = []
@@ -275,6 +283,7 @@ def test_pieces_that_are_not_those_of_the_parts_are_refused() -> None:
         parts.add(b"6")
 
 
+@pytest.mark.live
 def test_a_result_larger_than_any_may_be_is_refused() -> None:
     found = outcome(lambda pool, then: pool.encode_result(encoding.encode(["a" * 34_000_000] * 2), b"", then))
     assert isinstance(found, LaminaError) and found.status == 413
@@ -361,6 +370,7 @@ class Answered(Exchange):
 FLOATS = [OutputTensor("y", "FP32", [1, 50_000], bytes(200_000)), OutputTensor("z", "BYTES", [1, 1], join_bytes([b'{"a":1}']))]
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("outputs", [b"", b',"outputs":[{"name":"y","parameters":{"binary_data":true}},{"name":"z"}]'])
 def test_json_of_large_tensors_is_made_apart_and_is_the_same(outputs: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     body = b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[1,1],"data":["1"]}]%s}' % outputs
@@ -381,6 +391,7 @@ def test_json_of_large_tensors_is_made_apart_and_is_the_same(outputs: bytes, mon
     asyncio.run(work())
 
 
+@pytest.mark.live
 def test_plain_values_of_large_tensors_are_made_apart_and_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     async def answer(codecs: CodecPool | None) -> tuple[int, bytes, bytes, bytes]:
         exchange = Answered()
@@ -397,6 +408,7 @@ def test_plain_values_of_large_tensors_are_made_apart_and_are_the_same(monkeypat
     asyncio.run(work())
 
 
+@pytest.mark.live
 def test_rows_of_large_texts_are_made_apart_and_are_the_same() -> None:
     texts = join_bytes([b"[" + b"[]," * 40_000 + b"[]]", b'"short"'])
     inputs = [InputTensor("x", "BYTES", [2, 1], texts)]
@@ -406,6 +418,7 @@ def test_rows_of_large_texts_are_made_apart_and_are_the_same() -> None:
     assert isinstance(outcome(lambda pool, then: split_apart(pool, TEXTS, wrong, 2, then)), BadValue)
 
 
+@pytest.mark.live
 def test_tensors_of_large_results_are_made_apart_and_are_the_same() -> None:
     blobs = [encoding.encode({"y": [1.5] * 50_000, "z": [[]] * 3}) for _ in range(2)]
     assert is_heavy_join(blobs)
@@ -422,6 +435,7 @@ def test_tensors_and_bytes_pass_through_whatever_their_size() -> None:
     assert is_heavy_join([encoding.encode({"y": [0.0] * 100_000})])
 
 
+@pytest.mark.live
 def test_a_hostile_tensor_of_texts_is_taken_apart_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inference, "split_rows", reached)
     texts = b"[" + b"[]," * 40_000 + b"[]]"
@@ -460,6 +474,8 @@ class Link:
         self.on_message = on_message
         return 1
 
+    pacer = CallPacer()
+
     def canceller(self, number: int) -> Any:
         return lambda: None
 
@@ -472,6 +488,7 @@ class Link:
         self.sent.append(message)
 
 
+@pytest.mark.live
 def test_an_ingress_decodes_and_encodes_what_is_heavy_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     here = http_codec.decode_inputs(post(LISTS), X), http_codec.encode_result(encoding.encode([[]] * 90_000), b"")
     monkeypatch.setattr(handlers, "decode_inputs", reached)
@@ -494,6 +511,7 @@ def test_an_ingress_decodes_and_encodes_what_is_heavy_apart(monkeypatch: pytest.
     asyncio.run(work())
 
 
+@pytest.mark.live
 def test_a_heavy_body_that_is_wrong_is_forwarded_by_an_ingress_and_one_too_many_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec_pool, "MAX_WAITING", 0)
 

@@ -60,16 +60,18 @@ def test_a_clients_422_is_no_failure_of_the_service() -> None:
 def test_a_client_that_has_closed_its_half_is_answered() -> None:
     async def work() -> None:
         async with emulated() as gateway:
-            for _ in range(3):
-                reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-                writer.write(request("POST", "/v1/workflows/nap", b"{}"))
-                writer.write_eof()
-                answer = await read_answer(reader)
-                while answer.status == 100:  # a client must expect any number of them
-                    answer = await read_answer(reader)
-                assert answer.status == 200
-                assert await reader.read() == b"", "there was nothing else to be asked"
-                writer.close()
+            await asyncio.gather(*(ask(gateway.port) for _ in range(3)))
+
+    async def ask(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request("POST", "/v1/workflows/nap", b"{}"))
+        writer.write_eof()
+        answer = await read_answer(reader)
+        while answer.status == 100:  # a client must expect any number of them
+            answer = await read_answer(reader)
+        assert answer.status == 200
+        assert await reader.read() == b"", "there was nothing else to be asked"
+        writer.close()
 
     run(work)
 
@@ -78,14 +80,12 @@ def test_a_client_that_has_closed_all_of_it_is_not_waited_for() -> None:
     async def work() -> None:
         async with emulated() as gateway:
             _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-            writer.write(request("POST", "/v1/workflows/nap", b"{}"))
+            writer.write(request("POST", "/v1/workflows/slumber", b"{}"))
             while not gateway.driver._pending:
                 await asyncio.sleep(0.001)
-            began_s = asyncio.get_running_loop().time()
             writer.close()
-            while gateway.driver._pending:
+            while gateway.driver._pending:  # it would end by itself after an hour
                 await asyncio.sleep(0.001)
-            assert asyncio.get_running_loop().time() - began_s < 0.9, "it was cancelled, and did not end by itself"
 
     run(work)
 

@@ -16,7 +16,8 @@ from lamina import encoding
 from lamina.errors import BadValue, LaminaError, StoreDown
 from lamina.sdk.triggers import Trigger
 from lamina.state.kv_state import StateTable, StateWrite
-from lamina.state.triggers import MAX_QUEUED, TriggerClock, Triggers
+from lamina.state.trigger_starts import MAX_QUEUED
+from lamina.state.triggers import TriggerClock, Triggers
 
 HOUR_US = 3_600_000_000
 NOON_US = 1_800_000_000_000_000 - 1_800_000_000_000_000 % (24 * HOUR_US) + 12 * HOUR_US

@@ -512,6 +512,7 @@ def listen_options(memory_budget: str | None) -> ListenOptions:
     return ListenOptions(**{**unused, "memory_budget": memory_budget})  # type: ignore[arg-type]
 
 
+@pytest.mark.live
 def test_the_default_budget_is_a_part_of_what_the_process_may_use() -> None:
     here = process_status.memory_limit_bytes()
     command = "import lamina.server.process_status as status; print(status.memory_limit_bytes(), status.default_memory_budget())"
@@ -520,6 +521,7 @@ def test_the_default_budget_is_a_part_of_what_the_process_may_use() -> None:
     assert here > 2**30
 
 
+@pytest.mark.live
 def test_a_process_that_was_started_with_less_memory_keeps_to_it() -> None:
     """Decoders and unpackers have limits of their own; under a lower one of the server they must start all the same."""
     command = "import resource, lamina.server.process_status as s; s.limit_address_space(2**32); print(*resource.getrlimit(9))"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -125,5 +126,26 @@ def test_what_is_listed_and_counted_is_what_there_is(made: list[tuple[str, int]]
         assert [one.key for one in store.list("t", prefix, after)] == wanted
         assert [one.key for one in store.list("t", prefix, after, 1)] == wanted[:1]
         assert store.used_bytes("t") == sum(there.values()) and store.list("other") == []
+    finally:
+        store.close()
+
+
+names = st.sampled_from(["a", "b", "a-b", "a.b", "ab"])
+
+
+@given(st.lists(st.tuples(names, st.sampled_from(["x", "y", "x/y"])), max_size=12))
+def test_folders_are_found_without_looking_at_all_keys(made: list[tuple[str, str]]):
+    store = BufferStore()
+    try:
+        for folder, name in set(made):
+            kept(store, "t", f"root/{folder}/{name}")
+        kept(store, "t", "rooted/c/x")
+        wanted = Counter(folder for folder, _ in set(made))
+        found = store.folders("t", "root")
+        assert found == dict(wanted)
+        pages: dict[str, int] = {}
+        while page := store.folders("t", "root", next(reversed(pages), ""), 2):
+            pages |= page
+        assert list(pages.items()) == list(found.items())
     finally:
         store.close()

@@ -13,9 +13,9 @@ from lamina import encoding
 from lamina.drivers.engine import TargetSource
 from lamina.errors import BadValue, LaminaError
 from lamina.sdk import app_state
-from lamina.sdk.app_state import StateCell, StateChange, apply_change, apply_changes
+from lamina.sdk.app_state import StateCell, StateChange, StateChanges, Verdict, apply_change, apply_changes
 from lamina.state import kv_state
-from lamina.state.kv_state import CELL_BYTES, StateFull, StateTable
+from lamina.state.kv_state import CELL_BYTES, StateFull, StateTable, Step
 from tests.attacks.gateways import emulated
 from tests.serving import Browser, run
 
@@ -23,12 +23,17 @@ SOURCES = {"acme_f": TargetSource(app="acme-app", tenant="acme"), "evil_f": Targ
 STEP = ("call", 0, "f")
 
 
+def commit(table: StateTable, function: str, step: Step, reads: list[tuple[str, str, int]], ops: list[StateChange]) -> Verdict:
+    """Commit one step by itself."""
+    return table.commit(function, [step], [StateChanges(0, reads, ops)])[0]
+
+
 def a_table(limit_bytes: int = 100_000) -> StateTable:
     return StateTable("own", source_of=lambda target: SOURCES.get(target, TargetSource()), limit_bytes=limit_bytes)
 
 
 def put(table: StateTable, function: str, key: str, size: int) -> LaminaError | bool:
-    return table.commit(function, STEP, [], [StateChange("app", key, "value", "put", encoding.encode(bytes(size)))])
+    return commit(table, function, STEP, [], [StateChange("app", key, "value", "put", encoding.encode(bytes(size)))])
 
 
 def test_a_tenant_fills_its_own_half_and_the_others_go_on():
@@ -51,7 +56,7 @@ def test_what_is_full_can_be_made_smaller_and_emptied():
         pass
     assert isinstance(put(table, "own_f", "k0", 9_000), StateFull)
     assert put(table, "own_f", "k0", 100) is True
-    assert table.commit("own_f", STEP, [], [StateChange("app", "k0", "value", "delete")]) is True
+    assert commit(table, "own_f", STEP, [], [StateChange("app", "k0", "value", "delete")]) is True
     assert put(table, "own_f", "again", 2_000) is True
 
 
@@ -63,7 +68,7 @@ def test_lists_and_counts_are_what_looking_at_all_cells_finds(made: list[tuple[s
     table = a_table()
     for key, size in made:
         op = StateChange("app", key, "value", "delete" if size is None else "put", encoding.encode(bytes(size or 0)))
-        assert table.commit("evil_f", STEP, [], [op]) is True
+        assert commit(table, "evil_f", STEP, [], [op]) is True
     scope = "tenant/evil/app/evil-app"
     live = {key: cell for (_, key), cell in table.cells.items() if cell.value is not None}
     wanted = [(key, live[key]) for key in sorted(live) if key.startswith(prefix) and key > after]
@@ -107,22 +112,22 @@ def test_ten_thousand_changes_of_a_set_decode_it_once(monkeypatch: pytest.Monkey
 def test_a_step_changes_so_much_and_no_more():
     table = a_table(2**30)
     add = StateChange("app", "k", "counter", "add", encoding.encode(1))
-    many = table.commit("own_f", STEP, [], [add] * (kv_state.MAX_CHANGES + 1))
+    many = commit(table, "own_f", STEP, [], [add] * (kv_state.MAX_CHANGES + 1))
     assert isinstance(many, BadValue) and "changes in one step" in many.message
     for key in ("a", "b"):
         large = encoding.encode(["x" * 600_000])
-        assert table.commit("own_f", STEP, [], [StateChange("app", key, "set", "add", large)]) is True
+        assert commit(table, "own_f", STEP, [], [StateChange("app", key, "set", "add", large)]) is True
     both = [StateChange("app", key, "set", "add", encoding.encode(1)) for key in ("a", "b")]
-    refused = table.commit("own_f", STEP, [], both)
+    refused = commit(table, "own_f", STEP, [], both)
     assert isinstance(refused, BadValue) and "sets and maps" in refused.message
-    assert table.commit("own_f", STEP, [], both[:1]) is True
+    assert commit(table, "own_f", STEP, [], both[:1]) is True
 
 
 @pytest.mark.parametrize(
     ("kind", "arg"), [("counter", encoding.encode("text")), ("set", b"\xc1"), ("map", encoding.encode(None)), ("map", b"")]
 )
 def test_a_change_that_makes_no_sense_is_an_error_of_its_step(kind: Any, arg: bytes):
-    assert isinstance(a_table().commit("own_f", STEP, [], [StateChange("app", "k", kind, "add", arg)]), LaminaError)
+    assert isinstance(commit(a_table(), "own_f", STEP, [], [StateChange("app", "k", kind, "add", arg)]), LaminaError)
 
 
 def test_a_full_state_is_507_and_counted_in_the_budget(tmp_path: Any):

@@ -60,6 +60,7 @@ def test_the_format_follows_the_file_or_the_option(app: str, tmp_path: Path):
     assert (tmp_path / "w.dot").read_text().startswith("digraph {")
 
 
+@pytest.mark.live
 def test_images_are_rendered_by_graphviz(app: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))

@@ -43,7 +43,9 @@ def plan(folder: Path, mix: str, *options: object, kind: str = "h200", code: int
     return json.loads(found.stdout)
 
 
-@pytest.mark.parametrize(("kind", "policy", "mix"), MIXES)
+@pytest.mark.parametrize(
+    ("kind", "policy", "mix"), [*MIXES[:2], *(pytest.param(*mix, marks=pytest.mark.slow) for mix in MIXES[2:])]
+)
 def test_the_estimate_agrees_with_the_check_within_a_point(tmp_path: Path, kind: str, policy: str, mix: str):
     """Twelve mixes, four planners, two kinds of GPU."""
     found = plan(tmp_path, mix, "--policy", policy, "--check", "--seed", 7, kind=kind)
@@ -52,6 +54,7 @@ def test_the_estimate_agrees_with_the_check_within_a_point(tmp_path: Path, kind:
     assert min(found["check"]["functions"].values()) >= 0.98
 
 
+@pytest.mark.slow
 def test_a_higher_target_takes_more_of_the_gpu_and_is_met(tmp_path: Path):
     """A plan for these rates is late for one call in eighty: bursts come in a row."""
     units = []

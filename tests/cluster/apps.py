@@ -58,6 +58,16 @@ def counted(key: str) -> int:
     return app.state[key]
 
 
+@app.function(batch=4, slo="20s", scale=lamina.Scale(max=1))
+def tallied(key):
+    sums = []
+    for request, one in zip(lamina.context().requests, key):
+        with request:
+            app.state[one] = app.state.get(one, 0) + 1
+            sums.append(app.state[one])
+    return sums
+
+
 @app.function(scale=lamina.Scale(max=1))
 def broken(x):
     raise ValueError(f"cannot take {x}")

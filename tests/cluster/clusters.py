@@ -19,7 +19,7 @@ from lamina import policies
 from lamina.bootstrap import ClusterOptions, open_local
 from lamina.cluster.agent_listener import ListenForAgents
 from lamina.cluster.cluster_engine import ClusterEngine
-from lamina.cluster.credentials import TlsFiles
+from lamina.cluster.credentials import JoinToken, TlsFiles
 from lamina.cluster.launchers import Launcher
 from lamina.cluster.node_pools import NodePool
 from lamina.gateway.bootstrap import Gateway, ListenConfig, open_gateway
@@ -54,12 +54,12 @@ class AgentProcess:
 
 
 def start_agent(
-    folder: Path, name: str, joins: str, *options: str, token: str = TOKEN, within: tuple[str, ...] = ()
+    folder: Path, name: str, joins: str, *options: str, token: str = TOKEN, within: tuple[str, ...] = (), path: str = ""
 ) -> AgentProcess:
-    """Start one; `within` is a command that it is started by, such as `ip netns exec NAME`."""
+    """Start one; `within` is a command that it is started by, such as `ip netns exec NAME`, `path` a folder of modules first."""
     command = [*within, sys.executable, "-m", "lamina", "agent", "--join", joins, "--name", name, "--gpu", "no", "--json"]
     command += ["--folder", str(folder / name), *options]
-    env = {**os.environ, "LAMINA_JOIN_TOKEN": token, "PYTHONPATH": str(REPO / "src")}
+    env = {**os.environ, "LAMINA_JOIN_TOKEN": token, "PYTHONPATH": f"{path}:{REPO / 'src'}"}
     with open(folder / f"{name}.log", "ab") as log:
         return AgentProcess(name, subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True))
 
@@ -83,8 +83,8 @@ class TestCluster:
     def port(self) -> int:
         return self.engine.listener.port
 
-    def start(self, name: str, *options: str, token: str = TOKEN) -> AgentProcess:
-        self.agents[name] = start_agent(self.folder, name, f"127.0.0.1:{self.port}", *options, token=token)
+    def start(self, name: str, *options: str, token: str = TOKEN, path: str = "") -> AgentProcess:
+        self.agents[name] = start_agent(self.folder, name, f"127.0.0.1:{self.port}", *options, token=token, path=path)
         return self.agents[name]
 
     def phase(self, name: str) -> str:
@@ -118,13 +118,15 @@ async def cluster(
     policy: str = "edf",
     local: bool = False,
     ingress: int = 0,
-    token: str = TOKEN,
+    token: str | JoinToken = TOKEN,
     tls: TlsFiles = NO_TLS,
     host: str = "127.0.0.1",
     port: int = 0,
     pools: tuple[tuple[Launcher, NodePool], ...] = (),
 ) -> AsyncIterator[TestCluster]:
-    listen = ListenForAgents(host=host, port=port, token=token.encode(), tls=tls)
+    listen = ListenForAgents(
+        host=host, port=port, token=token if isinstance(token, JoinToken) else JoinToken(token.encode()), tls=tls
+    )
     runtime = open_local(
         str(app),
         policy=policies.build(policy),

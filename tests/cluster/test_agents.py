@@ -63,6 +63,8 @@ def test_everything_a_function_can_do_it_can_do_on_a_node(app: Path, tmp_path: P
         answer = await ask(made, "functions/broken", 7)
         assert answer.status == 500 and "cannot take 7" in answer.json["detail"], answer.body
         assert [(await ask(made, "functions/counted", "calls")).json for _ in range(3)] == [1, 2, 3]
+        sums = await asyncio.gather(*[ask(made, "functions/tallied", "sums") for _ in range(12)])
+        assert sorted(one.json for one in sums) == list(range(1, 13))  # in batches, none lost
         answer = await ask(made, "functions/zeros", 3_000_000)  # too large for a frame: it is fetched
         assert (answer.status, answer.body) == (200, bytes(3_000_000))
         async with Browser(made.gateway.port) as browser:

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks.servers import free_port
 from click.testing import CliRunner, Result
 
 from lamina.cli import root
@@ -131,13 +131,6 @@ def test_what_is_no_host_is_told(hosts: list[str], told: str) -> None:
 # ------------------------------------------------------------------------------------------ with a launcher
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
-
-
 def test_a_device_that_the_policy_asks_for_is_a_machine_that_joins_and_one_given_back_ends(home: Path, tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     app = write_app(tmp_path / "app")
@@ -154,7 +147,7 @@ fi
 """
     )
     program.chmod(0o700)
-    port = free_port()
+    port = free_port(2)
     terms = LaunchTerms("command", str(program), max=2, prefix="vm-")
     launcher = open_launcher(terms, JoinTerms((f"127.0.0.1:{port}",), TOKEN))
 

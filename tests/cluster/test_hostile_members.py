@@ -29,6 +29,7 @@ from lamina.cluster.messages import (
     LoadOnNode,
     ReadState,
     ReadyOnNode,
+    ReportOnNode,
     RunOnNode,
     Welcome,
     to_agent_reader,
@@ -36,11 +37,12 @@ from lamina.cluster.messages import (
 from lamina.cluster.packages import PackageStore
 from lamina.errors import LoadFailed
 from lamina.gateway.deploy.app_package import unpack_from_leader
+from lamina.gpu.protocol import ExecutorReport, ExecutorUsage, GpuClocks
 from lamina.ipc.framing import pack
+from lamina.sdk.app_state import StateChanges
 from lamina.types import DeviceSpec
 from lamina.values.references import NodeRef
 from lamina.values.shm import ShmPool
-from lamina.worker.protocol import StateChanges
 from tests.cluster import apps
 from tests.cluster.clusters import TOKEN, TestCluster, cluster, start_agent
 from tests.serving import Browser, run
@@ -144,6 +146,31 @@ async def echo(made: TestCluster, value: object) -> int:
 
 
 @pytest.mark.live
+def test_clocks_power_and_temperature_of_a_nodes_gpu_are_in_status_and_metrics(app: Path, tmp_path: Path):
+    clocks = GpuClocks(1_200, 1_980, 3_201, 655.5, 700.0, 81, ["temperature"])
+    report = ExecutorReport(77, 1, 0.3, ["echo"], {"echo": {"all": 12.0}}, ExecutorUsage(10, 4_096, 3, 0, clocks=clocks))
+
+    async def work() -> None:
+        async with cluster(app, tmp_path) as made, joined(made, "far") as node:
+            await made.live("far")
+            node.say(ReportOnNode(DEVICE.id, report), ReportOnNode("gpu9", report))
+            await made.until(lambda: bool(made.engine.executor_reports()))
+            assert list(made.engine.executor_reports()) == [f"far.{DEVICE.id}"]  # of its own devices alone
+            async with Browser(made.gateway.port) as browser:
+                (device,) = (await browser.ask("GET", "/v1/status")).json["devices"]
+                assert device["executor"]["clocks"]["temperature_c"] == 81 and device["executor"]["pid"] == 77
+                text = (await browser.ask("GET", "/metrics")).body.decode()
+            assert f'lamina_gpu_power_watts{{device="far.{DEVICE.id}"}} 655.5' in text
+            assert f'lamina_gpu_slowed{{cause="temperature",device="far.{DEVICE.id}"}} 1.0' in text or (
+                f'lamina_gpu_slowed{{device="far.{DEVICE.id}",cause="temperature"}} 1.0' in text
+            )
+            node.close()
+            await made.until(lambda: not made.engine.executor_reports())  # it is gone, and so is what it said
+
+    run(work, 60)
+
+
+@pytest.mark.live
 @pytest.mark.parametrize("lie", ["too-many", "not-its-value", "unknown-batch"])
 def test_an_agent_that_lies_about_results_harms_its_own_calls_at_most(app: Path, tmp_path: Path, lie: str):
     async def work() -> None:
@@ -180,8 +207,7 @@ def test_an_agent_reads_and_changes_no_state_but_that_of_its_own_batches(app: Pa
         async with cluster(app, tmp_path) as made, joined(made, "liar") as liar:
             await made.live("liar")
             state = made.gateway._runtime.state
-            change = StateChanges([], [], False)
-            liar.say(CommitState(1, 4711, 0, [], "counted", ("a-call", 0, "counted"), change))  # of no batch: to no effect
+            liar.say(CommitState(1, 4711, 0, [], [StateChanges(0, [], [])]))  # of no batch: to no effect
             await asyncio.sleep(0)
             liar.say(ReadState(2, "counted", "a-call", "app", "secret"))  # of a function that it does not run
             await made.until(lambda: made.phase("liar") in ("lost", ""))
@@ -282,7 +308,7 @@ KEY = TicketKey(b"a token of some length", "cell", 3)
 def test_a_ticket_ends_with_its_value_also_when_another_is_in_the_slot(tmp_path: Path):
     pool = ShmPool(str(tmp_path), "gateway", 2**22)
     port = DataPort(str(tmp_path), "127.0.0.1", 0, None, lambda owner, slot, serial: pool.serial(slot) == serial)
-    port.set_key(KEY)
+    port.set_keys(KEY)
     client = DataClient()
     try:
         first = pool.put(b"a" * 100_000)
@@ -311,7 +337,7 @@ def test_a_ticket_ends_with_its_value_also_when_another_is_in_the_slot(tmp_path:
 def test_clocks_may_differ_by_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skew_s: int):
     pool = ShmPool(str(tmp_path), "gateway", 2**22)
     port = DataPort(str(tmp_path), "127.0.0.1", 0)
-    port.set_key(KEY)
+    port.set_keys(KEY)
     client, now = DataClient(), time.time
     try:
         ref = pool.put(b"x" * 70_000)
@@ -333,6 +359,7 @@ def zipped(text: str) -> bytes:
     return out.getvalue()
 
 
+@pytest.mark.live
 def test_a_package_that_was_changed_on_disk_is_fetched_again(tmp_path: Path):
     content = zipped("print(1)")
     sha256 = hashlib.sha256(content).hexdigest()

@@ -27,6 +27,7 @@ def bundle(folder: Path, file: str = "") -> Path:
     return Path(ModelBundle([parse_model_option(f"double={folder / 'double.onnx'}")], file).target(folder))
 
 
+@pytest.mark.live
 def test_the_package_of_a_model_has_all_its_files_and_its_name_is_their_content(tmp_path: Path) -> None:
     content, entry = pack_around(bundle(tmp_path / "one"), whole=False)
     assert pack_around(bundle(tmp_path / "two"), whole=False)[0] == content  # wherever they lie
@@ -40,6 +41,7 @@ def test_the_package_of_a_model_has_all_its_files_and_its_name_is_their_content(
     assert list(load_app(str(tmp_path / "there" / entry)).functions) == ["double"]
 
 
+@pytest.mark.live
 def test_an_app_beside_the_models_travels_with_them(tmp_path: Path) -> None:
     target = bundle(tmp_path / "models", str(tmp_path / "app.py"))
     (tmp_path / "app.py").write_text("import lamina\napp = lamina.App('a')\n\n\n@app.function()\ndef f(x):\n    return x\n")

@@ -58,7 +58,7 @@ async def pulled(made: TestCluster, network: Network) -> None:
     began_s = time.monotonic()
     network.pull("one")
     await made.until(lambda: made.phase("one") == "lost", 20)
-    assert 0.9 < time.monotonic() - began_s < 10  # 1 s on an idle machine
+    assert 0.7 < time.monotonic() - began_s < 10  # 0.9 s after its last beat, on an idle machine
     network.plug("one")
     await made.until(lambda: made.phase("one") == "live" and "one" in on(made, "where").values(), 30)
     stop.set()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.cluster.node_registry import LOOK_US, LOST_US, NODE_TRANSITIONS, OPEN, SUSPECT_US, NameTaken, NodePhase, NodeRegistry
+from tests.properties import examples
 
 MS = 1_000
 
@@ -147,7 +148,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(EVENTS)
 def test_whatever_happens_moves_are_those_of_the_table_and_times_are_kept(events: list[tuple[str, str, int]]):
     registry, now_us, opened = NodeRegistry(), 0, 0

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks.servers import free_port
 
 from lamina.cluster.launchers import JoinTerms, LaunchTerms, open_launcher
 from lamina.cluster.launchers.ray import RayLauncher
 from lamina.cluster.node_pools import NodePool
 from lamina.worker.cpu_affinity import cpu_device
 from tests.cluster.clusters import REPO, TOKEN, cluster
-from tests.cluster.test_cluster_command import free_port
 from tests.serving import Browser, run
 
 pytest.importorskip("ray")
@@ -97,7 +99,7 @@ def test_an_app_is_served_across_two_ray_nodes_and_the_death_of_the_head_fails_n
     ray_nodes: RayNodes, tmp_path: Path
 ) -> None:
     app = write_app(tmp_path, cpu_device().memory_mib * 2 // 5)  # two of them fit on a node
-    port = free_port()
+    port = free_port(2)
     terms = LaunchTerms("ray", ray_nodes.address, min=2, max=2)
     launcher = open_launcher(terms, JoinTerms((f"127.0.0.1:{port}",), TOKEN))
     assert isinstance(launcher, RayLauncher)
@@ -120,6 +122,72 @@ def test_an_app_is_served_across_two_ray_nodes_and_the_death_of_the_head_fails_n
             assert [made.phase(name) for name in ("ray-0", "ray-1")] == ["live", "live"]
 
     run(work, 300)
+
+
+PAGES = 3
+
+
+def write_ocr(folder: Path) -> Path:
+    """The OCR example, each of whose models is to stand on two machines."""
+    shutil.copytree(REPO / "examples" / "ocr", folder / "ocr")
+    app = folder / "ocr" / "app.py"
+    once = "STANDING = lamina.Scale(min=1, max=2)"
+    assert once in app.read_text()
+    app.write_text(app.read_text().replace(once, "STANDING = lamina.Scale(min=2, max=2)"))
+    return app
+
+
+def test_the_ocr_pipeline_is_served_across_two_ray_nodes_and_the_death_of_the_head_fails_no_page(
+    ray_nodes: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("rapidocr")
+    pytest.importorskip("onnxruntime")
+    monkeypatch.syspath_prepend(str(REPO / "examples" / "ocr"))
+    from sample import invoice
+
+    pages = [invoice(seed) for seed in range(PAGES)]
+    port = free_port()
+    terms = LaunchTerms("ray", ray_nodes.address, min=2, max=2)
+    launcher = open_launcher(terms, JoinTerms((f"127.0.0.1:{port}",), TOKEN))
+
+    async def work() -> None:
+        async with cluster(
+            write_ocr(tmp_path), tmp_path, policy="frontier", port=port, pools=((launcher, NodePool(terms)),)
+        ) as made:
+            nodes = ("ray-0", "ray-1")
+            await made.until(lambda: all(made.phase(name) == "live" for name in nodes), 120)
+            await made.until(lambda: all(len(made.nodes()[name]["instances"]) == 3 for name in nodes), 120)
+            ran: Counter[str] = Counter()
+            state = made.gateway.driver.controller.state
+
+            async def read(page: bytes, texts: list[str]) -> None:
+                async with Browser(made.gateway.port) as browser:
+                    headers = {"lamina-deadline-ms": "120000"}  # two busy cores are no reason to refuse a page
+                    answer = await browser.ask("POST", "/v1/workflows/read_page", page, "application/octet-stream", **headers)
+                assert answer.status == 200, answer
+                right = sum(one["text"] in texts for one in answer.json)
+                assert right >= 0.8 * len(texts), (answer.json, texts)
+
+            async def watch() -> None:
+                while True:
+                    ran.update({batch.device.spec.node for batch in state.batches.values()})
+                    await asyncio.sleep(0.002)
+
+            watching = asyncio.create_task(watch())
+            await asyncio.gather(*(read(*page) for page in pages))
+            assert set(ran) == set(nodes), ran  # both nodes had a part in it
+            ran.clear()
+            killing = asyncio.create_task(asyncio.to_thread(ray_nodes.kill_head))
+            until_s, rounds = time.monotonic() + 5.0, 0
+            while time.monotonic() < until_s or rounds < 2:
+                await asyncio.gather(*(read(*page) for page in pages))
+                rounds += 1
+            await killing
+            watching.cancel()
+            assert set(ran) == set(nodes), ran
+            assert [made.phase(name) for name in nodes] == ["live", "live"]
+
+    run(work, 400)
 
 
 def test_an_agent_that_is_released_drains_and_its_actor_goes(ray_nodes: RayNodes, tmp_path: Path) -> None:
@@ -155,7 +223,7 @@ def work(seconds):
 
 def test_a_node_is_added_by_load_and_goes_when_the_load_has_gone(ray_nodes: RayNodes, tmp_path: Path) -> None:
     (tmp_path / "busy.py").write_text(BUSY)
-    port = free_port()
+    port = free_port(2)
     terms = LaunchTerms("ray", ray_nodes.address, min=1, max=2)
     launcher = open_launcher(terms, JoinTerms((f"127.0.0.1:{port}",), TOKEN))
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from lamina.cluster import agent_listener, frame_link
 from lamina.cluster.agent_listener import AgentListener, ListenForAgents
-from lamina.cluster.credentials import TlsFiles, proof, read_token
+from lamina.cluster.credentials import JoinToken, TlsFiles, proof, read_token
 from lamina.cluster.messages import (
     PROTOCOL,
     Beat,
@@ -49,9 +49,12 @@ class FakeAgent:
         self.writer.close()
 
     async def next(self) -> object:
-        """The next frame; None at the end."""
+        """The next frame; None at the end, which is a reset where the other side has not read all that was sent."""
         while True:
-            data = await asyncio.wait_for(self.reader.read(65_536), 20)
+            try:
+                data = await asyncio.wait_for(self.reader.read(65_536), 20)
+            except ConnectionResetError:
+                return None
             if not data:
                 return None
             for frame in self.frames.feed(data):
@@ -73,7 +76,9 @@ class Server:
 
     def __init__(self, token: bytes = SECRET) -> None:
         self.opened: list[str] = []
-        self.listener = AgentListener(ListenForAgents(host="127.0.0.1", port=0, token=token), self._open, lambda change: None)
+        self.listener = AgentListener(
+            ListenForAgents(host="127.0.0.1", port=0, token=JoinToken(token)), self._open, lambda change: None
+        )
 
     def _open(self, link: object, hello: Hello, incarnation: int, key: object, address: str) -> Server:
         self.opened.append(hello.node)
@@ -233,6 +238,7 @@ def test_devices_that_make_no_sense_are_refused(devices: list[DeviceSpec]):
     run(work, 30)
 
 
+@pytest.mark.live
 def test_an_agent_says_why_it_is_not_taken(tmp_path: Path):
     async def work() -> None:
         async with cluster(apps.write(tmp_path / "app"), tmp_path) as made:
@@ -245,7 +251,7 @@ def test_an_agent_says_why_it_is_not_taken(tmp_path: Path):
 
 def test_a_token_is_needed_off_loopback_and_has_a_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("LAMINA_JOIN_TOKEN", raising=False)
-    assert read_token(None, "--token-file", "127.0.0.1") == b""
+    assert not read_token(None, "--token-file", "127.0.0.1")
     with pytest.raises(BadValue, match="need a join token"):
         read_token(None, "--token-file", "0.0.0.0")
     (tmp_path / "token").write_text("short\n")
@@ -253,3 +259,17 @@ def test_a_token_is_needed_off_loopback_and_has_a_length(tmp_path: Path, monkeyp
         read_token(tmp_path / "token", "--token-file", "0.0.0.0")
     with pytest.raises(BadValue, match="an authority, a certificate and its key"):
         TlsFiles(ca="ca.pem").check()
+
+
+def test_a_token_in_a_file_is_read_again_when_it_has_changed(tmp_path: Path):
+    file = tmp_path / "token"
+    file.write_text("the first token of some length\n")
+    token = read_token(file, "--token-file")
+    assert token.accepted == (b"the first token of some length",)
+    file.write_text("the-second-token-of-some-length\n\nthe first token of some length\n")
+    assert token.own == b"the-second-token-of-some-length" and len(token.accepted) == 2
+    for spoilt in ("", "short\n"):
+        file.write_text(spoilt)
+        assert token.own == b"the-second-token-of-some-length"
+    file.unlink()
+    assert token.own == b"the-second-token-of-some-length"

@@ -58,7 +58,9 @@ class Ledger:
             case ev.BatchFinished():
                 lease = self.batches.get(event.batch_id)
                 if lease is not None:  # booked or begun: what has run has run
-                    self.done |= {job.id for job in lease.action.jobs}
+                    jobs = lease.action.jobs
+                    stale = [one.is_stale for one in event.outcomes] if len(event.outcomes) == len(jobs) else [False] * len(jobs)
+                    self.done |= {job.id for job, may_run_again in zip(jobs, stale, strict=True) if not may_run_again}
                     self._end(lease)
             case ev.BatchFailed():
                 lease = self.batches.get(event.batch_id)
@@ -218,8 +220,12 @@ class Ledger:
             assert now_us + action.predicted_us <= latest_us, "predicted to be too late for everybody"
 
     def _check_parts(self, action: do.StartBatch) -> None:
-        """Of no unit more is leased than there is, beside a batch that has it whole nothing."""
-        running = [lease.action for lease in self.batches.values() if lease.running and lease.action.device == action.device]
+        """Of no unit more is leased than there is, beside a batch that has it whole nothing; but for batches that give way, which
+        overlap others, and are named, and no other that gives way."""
+        there = [lease.action for lease in self.batches.values() if lease.running and lease.action.device == action.device]
+        running = [one for one in there if one.gives_way == action.gives_way]
+        others = {one.batch_id for one in there if one.gives_way != action.gives_way and one.mask & action.mask}
+        assert set(action.overlaps) == others, "it is not told what is on its units"
         for unit in range(action.mask.bit_length()):
             there = [one.part for one in (*running, action) if one.mask >> unit & 1] if action.mask >> unit & 1 else []
             assert sum(there) <= 1 + 1e-9, "slices overlap"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.core.bandwidth import BandwidthRule, bandwidth_rule
@@ -14,6 +14,7 @@ from lamina.core.scheduling.state import Batch, Instance
 from lamina.predict.interference import BandwidthInterference, LinearInterference
 from lamina.predict.profile_table import ProfileTable
 from lamina.types import DeviceSpec
+from tests.properties import examples
 
 UNITS = 12
 SPEC = DeviceSpec(id="gpu0", kind="gpu", units=UNITS, memory_mib=1_000)
@@ -59,7 +60,7 @@ def may(rule: BandwidthRule, function: str, units: int, others: list[Batch]) -> 
     return True
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(demands, lanes, st.sampled_from(NAMES), st.sampled_from([0.5, 0.7, 1.0]))
 def test_the_largest_slice_is_the_largest_that_no_moment_forbids(demand, these, function, limit):
     rule, (device, batches) = BandwidthRule(demand, limit), running(these)
@@ -68,7 +69,7 @@ def test_the_largest_slice_is_the_largest_that_no_moment_forbids(demand, these, 
     assert rule.max_units(function, device, batches) == most
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(demands, lanes.filter(bool), st.sampled_from(NAMES))
 def test_behind_a_batch_it_counts_no_more(demand, these, function):
     rule, (device, batches) = BandwidthRule(demand, 0.7), running([(units, name, None) for units, name, _ in these])
@@ -77,7 +78,7 @@ def test_behind_a_batch_it_counts_no_more(demand, these, function):
     assert rule.max_units(function, device, batches, after=first) == most
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(demands, lanes, st.sampled_from(NAMES), st.integers(1, UNITS))
 def test_room_comes_when_enough_of_them_have_ended(demand, these, function, units):
     rule, (device, batches) = BandwidthRule(demand, 0.7), running(these)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import lamina
@@ -31,6 +31,7 @@ from lamina.predict.profile import Point, Profile
 from lamina.predict.profile_table import ProfileTable
 from lamina.testing import Runtime, Server
 from lamina.types import DeviceSpec, FunctionSpec, ScaleSpec, Slo, call_for
+from tests.properties import examples
 
 CPU = DeviceSpec(id="c", kind="cpu", family="cpu", units=1, memory_mib=10_000, price_per_s=1.0)
 GPU = DeviceSpec(id="g", kind="gpu", family="gpu", units=1, memory_mib=10_000, price_per_s=100.0)
@@ -263,7 +264,7 @@ def test_a_failed_body_leaves_a_backup_that_is_under_way() -> None:
     assert [type(one) for one in world.endings] == [Reply]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.sampled_from(["edf", "frontier", "fifo"]),
     st.lists(

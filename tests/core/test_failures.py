@@ -8,7 +8,7 @@ import pytest
 
 from lamina.core.actions import DropJob, FailCall, Kill, Load, Unload
 from lamina.core.events import BatchFailed, BatchFinished, DeviceJoined, DeviceLost, Heartbeat, InstanceLost, JobOutcome
-from lamina.core.scheduling.failures import BACKOFF_US, LOAD_TIMEOUT_US, MAX_CRASHES
+from lamina.core.scheduling.failures import BACKOFF_US, LOAD_TIMEOUT_US, MAX_CRASHES, MAX_STALE_READS
 from lamina.policies import edf, fifo
 from lamina.types import DeviceSpec, SliceLimits
 from tests.script import BIG_GPU, GPU, Script, a_function
@@ -361,3 +361,60 @@ def test_time_measured_by_a_broken_clock_is_not_credited(script: Script):
     script.arrives("c1")
     [reply] = script.tell(BatchFinished(1, -5))
     assert reply.cost == 0.0
+
+
+# ----------------------------------------------------------------------------------------------------- stale reads
+
+STALE = JobOutcome(False, "function-failed", "Conflict", is_stale=True)
+
+
+def stale(*names: str, times: int):
+    """Calls that find state which they have read changed, so many times; those in their batches find nothing wrong."""
+    left = dict.fromkeys(names, times)
+
+    def fate(batch):
+        outcomes = []
+        for job in batch.jobs:
+            is_stale = left.get(job.call_id, 0) > 0
+            left[job.call_id] = left.get(job.call_id, 0) - 1
+            outcomes.append(STALE if is_stale else JobOutcome())
+        return BatchFinished(batch.batch_id, 1 * MS, tuple(outcomes))
+
+    return fate
+
+
+@pytest.mark.parametrize("policy", [fifo.Policy(), edf.Policy()], ids=["fifo", "edf"])
+def test_a_job_that_has_read_what_was_changed_runs_again_and_those_in_its_batch_are_answered(script: Script, policy):
+    script.given(a_function(max_batch=8), policy=policy, takes={"f": 1 * MS}, engine=True)
+    script.fate = stale("c1", "c2", times=2)
+    names = [f"c{i}" for i in range(8)]
+    script.at(0).arrives(*names, within_us=60 * S)
+    script.at(60 * S)
+    assert {script.ending(name) for name in names} == {"reply"}
+    assert [script.endings[name].retries for name in names] == [0, 2, 2, 0, 0, 0, 0, 0]
+    runs = [name for batch in script.served for name in batch]
+    assert [runs.count(name) for name in names] == [1, 3, 3, 1, 1, 1, 1, 1]
+
+
+def test_a_job_that_never_finds_what_it_reads_unchanged_fails_after_a_few_tries(script: Script):
+    script.given(a_function(), takes={"f": 1 * MS}, engine=True)
+    script.fate = stale("unlucky", times=1_000)
+    script.at(0).arrives("unlucky", within_us=60 * S)
+    script.at(60 * S)
+    assert script.ending("unlucky") == "function-failed" and len(script.served) == MAX_STALE_READS + 1
+
+
+def test_what_must_not_run_twice_is_not_run_again_for_a_stale_read(script: Script):
+    script.given(a_function(idempotent=False), takes={"f": 1 * MS}, engine=True)
+    script.fate = stale("once", times=1)
+    script.at(0).arrives("once", within_us=60 * S)
+    script.at(60 * S)
+    assert script.ending("once") == "function-failed" and len(script.served) == 1
+
+
+def test_a_stale_read_that_leaves_no_time_for_another_run_is_told_at_once(script: Script):
+    script.given(a_function(), takes={"f": 40 * MS}, engine=True)
+    script.fate = stale("late", times=1)
+    script.at(0).arrives("late", within_us=60 * MS)
+    script.at(60 * S)
+    assert script.ending("late") == "function-failed" and len(script.served) == 1

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.core import actions as do
 from lamina.core import events as ev
+from lamina.core.policy import Decision, View
+from lamina.core.scheduling.queues import Order
 from lamina.core.tenancy.fair_queue import FairQueue
 from lamina.core.tenancy.usage import DailyUsage
 from lamina.policies import edf, fifo
 from lamina.types import NEVER_US, Call, DeviceSpec, ScaleSpec, Tenant
+from tests.properties import examples
 from tests.script import Script, a_function
 
 
@@ -55,6 +60,27 @@ def test_who_has_had_least_is_next_however_many_wait(script: Script) -> None:
     calls(script, "quiet", "q0", "q1")
     script.at(20_000)
     assert order(script)[:4] == ["l0", "l1", "q0", "q1"]  # the first two had been given away before anybody else was there
+
+
+@dataclass
+class NeverStarts:
+    order: Order = "due"
+
+    def dispatch(self, view: View) -> Iterator[Decision]:
+        return iter(())
+
+
+def test_late_jobs_of_one_tenant_do_not_pass_over_those_of_another() -> None:
+    """Of 10 jobs of which the flood's 6 are late: the quiet tenant's are next, and not skipped in place of them."""
+    script = Script().given(a_function(), policy=NeverStarts())
+    calls(script, "loud", *many("l", 6), within_us=2_000_000)
+    calls(script, "loud", *many("m", 4), within_us=9_000_000)
+    calls(script, "quiet", *many("q", 3), within_us=4_000_000)
+    queue = script.controller.state.functions["f"].queue
+    assert isinstance(queue, FairQueue) and queue.count_due_before(3_000_000) == 6
+    taken = [job.run.call.id for job in queue.due_from(3_000_000, 0, 4)]
+    assert taken == ["q0", "q1", "q2", "m0"]
+    assert [job.run.call.id for job in queue.due_from(3_000_000, 4, 9)] == ["m1", "m2", "m3"]
 
 
 def test_a_double_weight_gets_double_the_time(script: Script) -> None:
@@ -188,7 +214,7 @@ def test_accounts_are_closed_when_one_tenant_has_been_alone_for_a_while(script: 
     assert not is_fair(script)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(st.tuples(st.integers(0, 3_000), st.sampled_from("abc"), st.sampled_from("fg"), st.integers(-1, 1)), max_size=40),
     st.sampled_from([fifo.Policy(), edf.Policy()]),
@@ -208,7 +234,7 @@ def test_whoever_calls_whatever_every_call_ends_once_and_nothing_is_left(
     script.controller.state.check_quiet()
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 8))
 def test_while_both_wait_neither_is_ahead_by_more_than_two_batches(weight_a: int, weight_b: int, max_batch: int) -> None:
     script = Script().given(a_function("f", max_batch=max_batch), takes={"f": (0, 100)}, engine=True)
@@ -221,7 +247,7 @@ def test_while_both_wait_neither_is_ahead_by_more_than_two_batches(weight_a: int
     assert abs(counts["a"] / weight_a - counts["b"] / weight_b) <= 2 * max_batch / min(weights.values()) + 1
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.lists(st.tuples(st.sampled_from(("", "acme", "evil")), st.integers(-1, 1), st.integers(1, 9)), min_size=2, max_size=9),
     st.integers(1, 8),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.core import actions as do
 from lamina.core import events as ev
 from lamina.core.flight_recorder import BLOCK, DecisionRecord, EndRecord, FlightRecorder, StartRecord, call_history, records_of
 from lamina.types import Call, Slo, call_for
+from tests.properties import examples
 
 
 def call(number: int) -> Call:
@@ -93,7 +94,7 @@ def test_steps_between_the_first_and_last_mention_of_a_call_are_found():
     assert told["end"]["what"] == "failed: deadline"
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.lists(st.integers(0, 3_000), min_size=1, max_size=60), st.integers(500, 20_000))
 def test_it_never_holds_more_bytes_than_it_may(sizes: list[int], limit: int):
     recorder = FlightRecorder(limit)

@@ -93,6 +93,7 @@ def test_room_for_a_home_is_where_no_other_home_is():
     assert it.unreserved_block(2) == 0b1100
     assert it.unreserved_block(2, without={"a"}) == 0b11
     assert it.unreserved_block(2, borrow=True) == 0b11
+    assert it.unreserved_block(2, borrow=True, taken=0b1) == 0b110
 
 
 @pytest.mark.parametrize(

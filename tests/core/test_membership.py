@@ -15,6 +15,7 @@ from lamina.core.events import (
     DeviceSuspended,
     Event,
     InstanceFound,
+    InstanceLost,
     InstanceReady,
     Tick,
 )
@@ -26,13 +27,13 @@ from lamina.types import Call, DeviceSpec, FunctionSpec, ScaleSpec
 class World:
     """A controller whose time stands still unless it is told."""
 
-    def __init__(self, *nodes: str, min_instances: int = 1, idempotent: bool = True) -> None:
+    def __init__(self, *nodes: str, min_instances: int = 1, max_instances: int = 4, idempotent: bool = True) -> None:
         self.controller: Controller = new_controller(policies.build("edf"), OnlinePredictor())
         self.now_us = 0
         self.actions: list[Action] = []
         for node in nodes:
             self.join(node)
-        scale = ScaleSpec(min=min_instances, max=4)
+        scale = ScaleSpec(min=min_instances, max=max_instances)
         self.post(Deployed((FunctionSpec(name="f", scale=scale, max_batch=4, idempotent=idempotent),)))
 
     def join(self, node: str) -> None:
@@ -164,6 +165,43 @@ def test_what_a_device_has_loaded_is_adopted_and_not_loaded_again():
     assert world.taken(Load) == []
 
 
+def test_what_a_device_brings_along_takes_the_place_of_what_another_is_still_loading():
+    """After a change of leader devices join one by one: the first is given what the second has."""
+    world = World(max_instances=1)
+    world.join("a")
+    (begun,) = world.taken(Load)
+    world.call("one")
+    world.join("b")
+    world.post(InstanceFound("b:f-7", "b.cpu", "f"))
+    assert [unload.instance for unload in world.taken(Unload)] == [begun.instance]
+    (load,) = world.taken(Load)
+    assert load.adopts == "b:f-7"
+    world.post(InstanceReady(load.instance))
+    assert [batch.instance for batch in world.taken(StartBatch)] == [load.instance]
+
+
+def test_what_was_adopted_a_moment_ago_gives_way_to_nothing():
+    world = World(min_instances=2, max_instances=2)
+    for node in ("a", "b", "c", "d"):
+        world.join(node)
+        if node != "a":
+            world.post(InstanceFound(f"{node}:f-1", f"{node}.cpu", "f"))
+    loads = world.taken(Load)
+    gone = {unload.instance for unload in world.taken(Unload)}
+    assert gone == {*(load.instance for load in loads if not load.adopts), "d:f-1"}
+    assert [load.adopts for load in loads if load.adopts] == ["b:f-1", "c:f-1"]
+
+
+def test_a_successor_of_a_draining_instance_gives_way_to_nothing():
+    world = World("a", "b", max_instances=2)
+    (first,) = world.ready()
+    world.post(DeviceDraining(first.device))
+    (successor,) = world.taken(Load)
+    world.join("c")
+    world.post(InstanceFound("c:f-1", "c.cpu", "f"))
+    assert successor.instance not in [unload.instance for unload in world.taken(Unload)]
+
+
 def test_what_is_of_no_use_is_unloaded_under_the_name_it_has():
     world = World("a")
     world.ready()
@@ -199,3 +237,116 @@ def test_what_stands_twice_on_one_machine_moves_apart_when_another_joins():
     world.now_us += 1_000_000
     world.post(Tick())
     assert world.taken(Load) == [] and world.taken(Unload) == []
+
+
+# ----------------------------------------------------------------------------- machines where nothing can be loaded
+
+
+def test_what_cannot_be_loaded_on_one_machine_is_loaded_on_another():
+    world = World("a", "b")
+    (first,) = world.taken(Load)
+    world.call("one")
+    world.post(InstanceLost(first.instance, "load-failed"))
+    (second,) = world.taken(Load)
+    assert second.device != first.device
+    world.post(InstanceReady(second.instance))
+    assert [batch.device for batch in world.taken(StartBatch)] == [second.device]
+
+
+def test_what_can_be_loaded_nowhere_is_loaded_less_and_less_often_and_its_calls_fail():
+    world = World("a", "b")
+    tried = []
+    world.call("one")
+    for _ in range(40):
+        for load in world.taken(Load):
+            tried.append(load.device)
+            world.post(InstanceLost(load.instance, "load-failed"))
+        world.now_us += 100_000
+        world.post(Tick())
+    assert 4 <= len(tried) < 12 and set(tried) == {"a.cpu", "b.cpu"}
+    assert not world.controller.state.runs
+
+
+def test_a_machine_that_joins_is_a_second_chance():
+    world = World("a")
+    for _ in range(20):
+        for load in world.taken(Load):
+            world.post(InstanceLost(load.instance, "load-failed"))
+        world.now_us += 100_000
+        world.post(Tick())
+    world.join("b")
+    loads = world.taken(Load)
+    if loads[0].device == "a.cpu":
+        world.post(InstanceLost(loads[0].instance, "load-failed"))
+        loads = world.taken(Load)
+    assert [load.device for load in loads] == ["b.cpu"]
+
+
+def test_a_machine_is_tried_again_after_a_while():
+    world = World("a", "b", min_instances=2)
+    first, second = world.taken(Load)
+    world.post(InstanceLost(first.instance, "load-failed"))
+    world.post(InstanceReady(second.instance))
+    world.now_us += 61_000_000
+    world.post(Tick())
+    world.post(Tick())
+    assert first.device in [load.device for load in world.taken(Load)]
+
+
+def test_a_new_version_that_one_machine_cannot_load_is_loaded_on_another():
+    world = World("a", "b")
+    (old,) = world.ready()
+    world.post(Deployed((FunctionSpec(name="f", scale=ScaleSpec(min=1, max=4), max_batch=4, version="2"),)))
+    (new,) = world.taken(Load)
+    world.post(InstanceLost(new.instance, "load-failed"))
+    (again,) = world.taken(Load)
+    assert again.device != new.device
+    world.post(InstanceReady(again.instance))
+    assert [unload.instance for unload in world.taken(Unload)] == [old.instance]
+    assert not world.controller.rolling_update.halted
+
+
+def _until_quiet(world: World, at_least: int = 1) -> list[str]:
+    """Let loads get ready, one by one, until there are no more; the devices of the instances that stand then."""
+    state = world.controller.state
+    for _ in range(20):
+        for load in world.taken(Load):
+            if load.instance in state.instances:
+                world.post(InstanceReady(load.instance))
+            warm = [one for one in state.functions["f"].instances.values() if one.phase.value in ("warm", "draining")]
+            assert len(warm) >= at_least, "the last copy has left before another was ready"
+        world.now_us += 1_000_000
+        world.post(Tick())
+    return [one.device for one in state.functions["f"].instances.values()]
+
+
+def test_a_version_that_is_deployed_while_a_machine_drains_ends_up_elsewhere():
+    world = World("a", "b")
+    (first,) = world.ready()
+    other = "b.cpu" if first.device == "a.cpu" else "a.cpu"
+    world.post(DeviceDraining(first.device))
+    world.post(Deployed((FunctionSpec(name="f", scale=ScaleSpec(min=1, max=4), max_batch=4, version="2"),)))
+    assert _until_quiet(world) == [other]
+    (left,) = world.controller.state.functions["f"].instances.values()
+    assert left.version == "2"
+
+
+def test_a_machine_that_drains_while_a_version_is_deployed_ends_up_empty():
+    world = World("a", "b", min_instances=2)
+    world.ready()
+    world.post(Deployed((FunctionSpec(name="f", scale=ScaleSpec(min=2, max=4), max_batch=4, version="2"),)))
+    world.post(DeviceDraining("a.cpu"))
+    devices = _until_quiet(world)
+    assert "a.cpu" not in devices and devices
+    assert {one.version for one in world.controller.state.functions["f"].instances.values()} == {"2"}
+
+
+def test_an_old_version_serves_on_where_no_machine_takes_the_new_one():
+    world = World("a")
+    (old,) = world.ready()
+    world.post(DeviceDraining("a.cpu"))
+    world.post(Deployed((FunctionSpec(name="f", scale=ScaleSpec(min=1, max=4), max_batch=4, version="2"),)))
+    assert _until_quiet(world) == ["a.cpu"] and world.taken(Unload) == []
+    world.join("b")
+    assert _until_quiet(world) == ["b.cpu"]
+    assert [unload.instance for unload in world.taken(Unload)] == [old.instance]

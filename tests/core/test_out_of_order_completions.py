@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.core.events import BatchFailed, BatchFinished, InstanceLost, JobOutcome
+from tests.properties import examples
 from tests.script import Script, a_function
 
 MS = 1_000
@@ -71,7 +72,7 @@ def test_it_is_learnt_from_as_from_any_other():
 ends = st.tuples(st.integers(0, 3), st.sampled_from(("ends", "ends", "ends", "fails", "errs", "lost")), st.integers(0, 9 * MS))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(ends, max_size=25), st.integers(2, 3))
 def test_in_whatever_order_ends_come_every_call_is_answered_once(told: list[tuple[int, str, int]], functions: int):
     """`Script` checks the invariants and an independent ledger after each event."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.core import actions as do
@@ -31,7 +31,6 @@ worlds = st.fixed_dictionaries(
         "clients": st.booleans(),
     }
 )
-some = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 
 
 def played(world: dict[str, object], *, watched: bool = True) -> Chaos:
@@ -39,26 +38,25 @@ def played(world: dict[str, object], *, watched: bool = True) -> Chaos:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(100, 1000, 100))
+@pytest.mark.parametrize("first", range(0, 1000, 100))
 def test_every_order_of_events_keeps_every_invariant_and_ends_in_quiet_with_one_ending_for_each_call(first):
     """The seeds that follow are for `make soak`; `python -m tests.soak core SEED` repeats one."""
     for seed in range(first, first + 100):
         ends_in_quiet_with_one_ending_for_each_call(seed)
 
 
-def test_a_hundred_orders_of_events_keep_every_invariant_too():
+def test_the_first_orders_of_events_keep_every_invariant_too():
     """The same, for a quick run."""
-    for seed in range(100):
+    for seed in range(30):
         ends_in_quiet_with_one_ending_for_each_call(seed)
 
 
-@pytest.mark.parametrize("seed", [1794, 9505, 11166])
+@pytest.mark.parametrize("seed", [859, 1794, 9505, 11166, 18773, 32674, 32836, 62619])
 def test_worlds_that_were_wrong_once_are_right(seed):
     """Found by `make soak`."""
     ends_in_quiet_with_one_ending_for_each_call(seed)
 
 
-@some
 @given(worlds, st.sampled_from(("frontier", "edf")))
 def test_no_call_is_rejected_with_an_offer_inside_its_deadline_or_a_price_within_its_limit(world, policy):
     chaos = played(world | {"policy": policy})
@@ -69,7 +67,6 @@ def test_no_call_is_rejected_with_an_offer_inside_its_deadline_or_a_price_within
                 assert action.reason != "cost" or action.price > event.call.cost_limit
 
 
-@some
 @given(worlds, st.sampled_from(("fifo", "edf")))
 def test_work_that_was_accepted_with_time_to_spare_is_not_starved(world, policy):
     """Its time ends long after the trouble does, so running out of it is no honest end."""
@@ -82,7 +79,6 @@ def test_work_that_was_accepted_with_time_to_spare_is_not_starved(world, policy)
     assert not patient & late
 
 
-@some
 @given(worlds)
 def test_replaying_the_events_repeats_every_action_even_if_they_went_through_json(world):
     chaos = played(world, watched=False)
@@ -95,7 +91,6 @@ def test_replaying_the_events_repeats_every_action_even_if_they_went_through_jso
         assert again.handle(now_us, copy) == said
 
 
-@some
 @given(worlds)
 def test_actions_survive_the_trip_through_json(world):
     chaos = played(world, watched=False)

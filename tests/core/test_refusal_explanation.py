@@ -60,7 +60,9 @@ def test_a_call_that_was_not_refused_needs_no_explanation():
 
 
 @given(
-    reason=st.sampled_from(["deadline", "quota", "share", "cost", "queue-full", "no-capacity", "bad-value", "unknown", "mine"]),
+    reason=st.sampled_from(
+        ["deadline", "quota", "share", "cost", "queue-full", "overloaded", "no-capacity", "bad-value", "unknown", "mine"]
+    ),
     why=st.none() | st.text() | st.dictionaries(st.sampled_from(["rule", "because", "note"]), st.text()) | st.just(WEIGHED),
     tenant=st.text(max_size=8),
     goal_ms=st.none() | st.floats(0.001, 1e7),

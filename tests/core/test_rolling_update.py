@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.core import actions as do
@@ -15,6 +15,7 @@ from lamina.core.policy import Decision, LoadInstance, UnloadInstance, View
 from lamina.core.scheduling.queues import Order
 from lamina.policies import fifo
 from lamina.types import DeviceSpec, FunctionSpec
+from tests.properties import examples
 from tests.script import BIG_GPU, GPU, Script, a_function
 
 
@@ -113,7 +114,7 @@ def test_the_same_version_again_replaces_nothing(script: Script) -> None:
     assert loads(script) == ["f-1"]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.tuples(st.integers(0, 8_000), st.sampled_from("ccccdl")), max_size=40), st.sampled_from([100, 600]))
 def test_whatever_comes_between_every_call_ends_well_and_only_the_last_version_is_left(
     happenings: list[tuple[int, str]], memory_mib: int

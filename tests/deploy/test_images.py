@@ -47,6 +47,7 @@ def test_the_composition_is_read_only_without_capabilities_and_asks_for_a_token(
     assert service["security_opt"] == ["no-new-privileges:true"] and "LAMINA_TOKEN" in service["environment"]
 
 
+@pytest.mark.live
 def test_the_script_of_a_clean_root_says_what_it_takes() -> None:
     bash = shutil.which("bash")
     if bash is None:

@@ -20,6 +20,7 @@ from tests.serving import write_app
 pytestmark = pytest.mark.live
 
 APP = '''
+import asyncio
 import threading
 import time
 import lamina
@@ -85,6 +86,48 @@ def look():
 def batched(x):
     app.state["x"] = 1
     return x
+
+
+@app.function(batch=8, scale=one, slo="10s")
+def tallied(by, fails=False):
+    """The sum so far, read and written by every request of a batch."""
+    sums = []
+    for request, number, is_bad in zip(lamina.context().requests, by, fails):
+        with request:
+            app.state["sum"] = app.state.get("sum", 0) + number
+            app.state.counter("tallies").add(1)
+            sums.append(ValueError("bad") if is_bad else app.state["sum"])
+    return sums
+
+
+@app.function(batch=8, scale=one, slo="10s")
+def phased(by):
+    """All reads of a batch come before its first change: requests that share a key find it changed, and run again."""
+    requests = lamina.context().requests
+    found = []
+    for request in requests:
+        with request:
+            found.append(app.state.get("phased", 0))
+    for request, before, number in zip(requests, found, by):
+        with request:
+            app.state["phased"] = before + number
+    return [before + number for before, number in zip(found, by)]
+
+
+@app.function(concurrency=16, scale=one, slo="10s")
+async def interleaved(by):
+    before = app.state.get("interleaved", 0)
+    await asyncio.sleep(0.002)
+    app.state["interleaved"] = before + by
+    return before + by
+
+
+@app.function(concurrency=4, scale=one)
+def streamed(by):
+    """A generator in a thread reads state as well."""
+    for number in range(by):
+        app.state.counter("streamed").add(1)
+        yield app.state.counter("streamed").value
 
 
 @app.workflow()
@@ -221,6 +264,38 @@ def test_each_workflow_has_state_of_its_own(client: lamina.Client):
     assert call(client, "counted_elsewhere", by=5) == 5
 
 
-def test_a_batched_function_has_no_state_and_says_so(client: lamina.Client):
-    with pytest.raises(lamina.errors.BadValue, match="a batched function has none"):
+def test_state_of_a_batch_as_a_whole_is_refused(client: lamina.Client):
+    with pytest.raises(FunctionFailed, match="each has its own"):
         client.call("batched", {"x": 1})
+
+
+def test_requests_of_a_batch_change_state_one_after_another_and_one_that_fails_leaves_nothing(client: lamina.Client):
+    def one(number: int) -> Any:
+        try:
+            return client.call("tallied", {"by": 1, "fails": number % 4 == 0}, deadline="30s")
+        except FunctionFailed:
+            return "failed"
+
+    with ThreadPoolExecutor(24) as pool:
+        found = list(pool.map(one, range(48)))
+    assert found.count("failed") == 12
+    assert sorted(one for one in found if one != "failed") == list(range(1, 37))
+
+
+def test_requests_of_a_batch_that_find_what_they_read_changed_run_again(client: lamina.Client):
+    with ThreadPoolExecutor(12) as pool:
+        found = sorted(pool.map(lambda _: client.call("phased", {"by": 1}, deadline="30s"), range(24)))
+    assert found == list(range(1, 25))
+
+
+def test_calls_at_once_in_one_instance_have_their_own_state_and_lose_nothing(client: lamina.Client):
+    with ThreadPoolExecutor(8) as pool:
+        found = sorted(pool.map(lambda _: client.call("interleaved", {"by": 1}, deadline="30s"), range(16)))
+    assert found == list(range(1, 17))
+
+
+def test_a_generator_in_a_thread_reads_and_changes_state(client: lamina.Client):
+    with ThreadPoolExecutor(3) as pool:
+        pieces = list(pool.map(lambda _: list(client.stream("streamed", {"by": 3})), range(1)))
+    assert pieces == [[1, 2, 3]]
+    assert list(client.stream("streamed", {"by": 1})) == [4]

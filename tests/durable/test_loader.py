@@ -92,3 +92,20 @@ def test_tenants_take_turns_whatever_they_have_piled_up(tmp_path: Path) -> None:
 def test_the_most_urgent_come_first(tmp_path: Path) -> None:
     rows = [row(1, "a"), row(2, "b", priority=5), row(3, "a", priority=-5)]
     assert [one.priority for one in fed(tmp_path, rows, expect=3).begun] == [5, 0, -5]
+
+
+def test_m7_a_run_that_was_accepted_by_a_clock_set_back_before_the_runs_of_before_were_read_is_not_passed_over(
+    tmp_path: Path,
+) -> None:
+    async def work(store: Store) -> list[int]:
+        before, back = [row(number, "a") for number in range(100, 110)], row(5, "a")
+        await written(store, lambda db: accept(db, before))
+        taken = Taken(store, room=512)
+        taken.feeder.on_recovered(counts(before))
+        await taken.until(10)
+        await written(store, lambda db: accept(db, [back]))
+        taken.feeder.on_accepted(back, b"")
+        await taken.until(11)
+        return [int(one.id, 16) for one in taken.begun]
+
+    assert within(str(tmp_path / "runs.db"), work) == [*range(100, 110), 5]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 
 import pytest
 
-from lamina.core.actions import Action, FailCall, Kill, Reply
+from lamina.core.actions import Action, FailCall, Kill, Reply, StartBatch
 from lamina.core.events import BatchFinished, Deployed, Event
 from lamina.drivers.driver import Ending
 from lamina.drivers.realtime import RealtimeDriver
@@ -144,3 +145,52 @@ def test_weights_that_fit_nowhere_are_an_error_and_no_wait():
 def test_an_engine_of_a_server_that_never_started_stops():
     engine = EmulatedEngine([TWO], HardwareModel(ProfileTable([]), random.Random(1), 0.0, load_noise=0.0))
     asyncio.run(engine.stop(0.0))
+
+
+def test_timers_of_a_device_do_not_become_more_and_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short batch beside long ones arms its device for sooner; what was armed for later fires all the same."""
+    times_us = {"a": 1_000, "b": 990, "c": 100}
+    profiles = [
+        Profile(function=name, device="gpu", points=[Point(batch=1, units=1, p50_us=us)]) for name, us in times_us.items()
+    ]
+    world = HardwareModel(ProfileTable(profiles), random.Random(1), 0.0)
+    device = DeviceSpec(id="d", kind="gpu", units=3, memory_mib=1_000, limits=SliceLimits(batches_per_instance=0))
+    engine = EmulatedEngine([device], world)
+    heap: list[tuple[int, int, Callable[[], None]]] = []
+    now_us = numbers = fired = 0
+
+    def call_at(at_us: int, callback: Callable[[], None]) -> None:
+        nonlocal numbers
+        numbers += 1
+        heappush(heap, (at_us, numbers, callback))
+
+    def start(name: str) -> None:
+        nonlocal numbers
+        numbers += 1
+        engine.perform(StartBatch(numbers, name, f"{name}-1", "d", 1 << "abc".index(name), (), times_us[name]))
+
+    def post(event: Event) -> None:
+        assert isinstance(event, BatchFinished)
+        name = names.pop(event.batch_id)
+        if name != "c":
+            start(name)
+
+    def arrive() -> None:
+        start("c")
+        call_at(now_us + 370, arrive)
+
+    names: dict[int, str] = {}
+    monkeypatch.setattr("lamina.engines.emulated.clock_us", lambda: now_us)
+    monkeypatch.setattr(engine, "_call_at", call_at)
+    engine._post, engine._values = post, EmulatedValues(world)
+    perform = engine.perform
+    monkeypatch.setattr(engine, "perform", lambda action: (names.update({action.batch_id: action.function}), perform(action)))
+    start("a")
+    start("b")
+    call_at(1, arrive)
+    while fired < 3_000:
+        now_us, _, callback = heappop(heap)
+        callback()
+        fired += 1
+    assert len(heap) <= 8
+    assert now_us > 200_000, "most of what fires begins or ends a batch"

@@ -17,7 +17,7 @@ import pytest
 from lamina import encoding, policies
 from lamina.bootstrap import open_local
 from lamina.gateway.bootstrap import Gateway, ListenConfig, open_gateway
-from lamina.gateway.ingress.messages import IngressSetup
+from lamina.gateway.ingress.messages import CallLevel, IngressSetup
 from lamina.values.slot_refs import WorkerSlots
 from tests.gateway.deploy.admin_fixture import managed
 from tests.server.test_tls import pair as pair
@@ -308,3 +308,54 @@ def test_a_port_that_somebody_has_is_not_shared_with_them(tmp_path: Path) -> Non
 
     with pytest.raises(OSError, match="in use"):
         run(twice)
+
+
+URGENT = """
+import lamina
+
+app = lamina.App("tested")
+
+
+@app.function(scale=lamina.Scale(min=1, max=1), slo="50ms")
+def urgent(n):
+    return n
+
+
+@app.function(scale=lamina.Scale(min=1, max=1))
+def patient(n):
+    return n
+"""
+
+
+def test_calls_over_the_level_are_refused_by_the_ingress_and_counted(tmp_path: Path) -> None:
+    """A level of ten calls a second: of thirty at once two are handed in; those without an SLO wait for their turn."""
+    app = tmp_path / "app.py"
+    app.write_text(URGENT)
+
+    async def ask_all() -> tuple[list[Any], list[Any], bytes]:
+        async with in_front(app, count=1) as gateway, Browser(gateway.port) as browser:
+            for name in ("urgent", "patient"):
+                await browser.post(f"/v1/functions/{name}", 1, **{"Lamina-Deadline-Ms": "60000"})
+            assert gateway.ingress is not None
+            [session] = gateway.ingress.sessions
+            session.send(CallLevel(10.0))
+            await asyncio.sleep(0.05)
+            urgent = [await browser.post("/v1/functions/urgent", n) for n in range(30)]
+            patient = await asyncio.gather(*(_post(gateway.port, "patient", n) for n in range(4)))
+            await asyncio.sleep(0.1)
+            counted = (await browser.ask("GET", "/metrics")).body
+        return urgent, patient, counted
+
+    urgent, patient, counted = run(ask_all)
+    refused = [answer for answer in urgent if answer.status == 429]
+    assert len(refused) >= 25
+    assert {answer.json["reason"] for answer in refused} == {"overloaded"}
+    assert all(answer.json["offer_ms"] > 50 for answer in refused)
+    assert [answer.status for answer in patient] == [200] * 4
+    line = next(line for line in counted.decode().splitlines() if line.startswith("lamina_refusals") and "overloaded" in line)
+    assert line.endswith(f" {len(refused)}.0"), line
+
+
+async def _post(port: int, name: str, value: Any) -> Any:
+    async with Browser(port) as browser:
+        return await browser.post(f"/v1/functions/{name}", value)

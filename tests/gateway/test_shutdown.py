@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 import lamina
+from lamina import policies
 from lamina.bootstrap import ServingRuntime, open_emulated, open_local
 from lamina.gateway.bootstrap import Gateway, ListenConfig, open_gateway
 from lamina.predict.profile import Point, Profile
 from lamina.store.open import open_store
-from tests.serving import read_answer, request, run, write_app
+from tests.serving import Browser, read_answer, request, run, write_app
 
 pytestmark = pytest.mark.live
 
@@ -93,3 +94,47 @@ def test_a_server_that_cannot_listen_leaves_no_process_behind(tmp_path: Path, in
 
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
         assert run(lambda: work(taken.getsockname()[1])) == []
+
+
+SLOW = """
+import time
+
+import lamina
+from lamina import policies
+
+app = lamina.App("slow")
+
+
+@app.function(scale=lamina.Scale(min=1, max=1))
+def slow(file: str) -> str:
+    from pathlib import Path
+
+    while not Path(file).exists():
+        time.sleep(0.01)
+    return "done"
+"""
+
+
+def test_a_server_that_has_lost_the_lead_cancels_what_waits_and_finishes_what_runs(tmp_path: Path) -> None:
+    file = tmp_path / "go"
+
+    async def work() -> None:
+        gateway = await open_gateway(open_local(str(write_app(tmp_path, SLOW)), policy=policies.build("edf")), ListenConfig())
+        async with contextlib.AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(Browser(gateway.port)) for _ in range(3)]
+            state = gateway.driver.controller.state
+            asked = []
+            for number, client in enumerate(clients, 1):
+                asked.append(asyncio.create_task(client.post("/v1/functions/slow", str(file))))
+                while len(state.runs) < number or not state.batches:
+                    await asyncio.sleep(0.01)
+            runs, booked, waits = asked
+            gateway.deposed.set()
+            stopping = asyncio.create_task(gateway.stop(60.0))
+            answer = await waits  # long before the grace is over: its client asks the next leader
+            assert answer.status == 503 and not runs.done()
+            file.touch()
+            assert [(await one).json for one in (runs, booked)] == ["done", "done"]
+            await stopping
+
+    run(work, 90)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lamina.gpu.cuda_runtime import CudaFlight, CudaRuntime, DeviceTensor
-from lamina.gpu.runtime import CaptureBusy, CaptureLock, PinnedBuffers
+from lamina.gpu.cuda_runtime import CudaFlight, CudaRuntime, DeviceTensor, PinnedBuffers
+from lamina.gpu.runtime import CaptureBusy, CaptureLock
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -99,7 +99,7 @@ def test_rows_of_the_host_beside_rows_of_the_device_go_by_a_pinned_buffer():
     runtime, _ = standing()
     inputs, pinned = torch.zeros(4, 2), torch.zeros(4, 2)
     plan: Any = SimpleNamespace(
-        rows=[list(inputs.unbind(0))], inputs=[inputs], bucket=4, buffers=PinnedBuffers([((pinned, pinned.numpy()),)])
+        rows=[list(inputs.unbind(0))], inputs=[inputs], bucket=4, staging=PinnedBuffers(lambda: ((pinned, pinned.numpy()),))
     )
     flight: Any = SimpleNamespace(_staging=None)
     runtime._fill(plan, [([1.0, 1.0],), (kept(runtime, 2.0, 2.0),), ([3.0, 3.0],)], flight, Stream())
@@ -123,11 +123,11 @@ def test_what_was_kept_comes_to_the_host_on_a_stream_that_runs_no_batches():
 
 def test_a_warmup_run_gives_its_buffers_back():
     runtime, _ = standing()
-    plan: Any = SimpleNamespace(buffers=PinnedBuffers())
+    plan: Any = SimpleNamespace(landing=PinnedBuffers(lambda: ("new",)))
     flight = CudaFlight(runtime, plan, 1, "begin", "end", False, ())
     flight._landing = ("pinned",)
     flight.free()
-    assert plan.buffers.landing == [("pinned",)] and runtime.events == ["begin", "end"]
+    assert [plan.landing.take(), plan.landing.take()] == [("pinned",), ("new",)] and runtime.events == ["begin", "end"]
 
 
 # ---------------------------------------------------------------------------------------------------- whose turn it is
@@ -151,3 +151,50 @@ def test_afterwards_it_is_anybodys_turn():
         pass
     with captures.capturing(waits=False):
         pass
+
+
+# ------------------------------------------------------------------------------------------------ inputs of graphs
+
+
+def input_views(runtime: CudaRuntime, example: Any, bucket: int, *, is_cut: bool = False) -> Any:
+    return runtime._input_views((example,), bucket, 0b11, is_cut)[0]
+
+
+@pytest.fixture
+def shared() -> CudaRuntime:
+    runtime, _ = standing()
+
+    def zeros(size: int, *, dtype: Any, device: str) -> Any:
+        assert device == "cuda"
+        return torch.zeros(size, dtype=dtype)
+
+    runtime._torch.zeros, runtime._torch.uint8, runtime._torch.channels_last = zeros, torch.uint8, torch.channels_last
+    runtime._input_memory = {}
+    return runtime
+
+
+def test_graphs_of_one_slice_have_their_inputs_in_one_place_but_for_those_in_segments(shared: CudaRuntime):
+    image, words = torch.zeros(1, 3, 4, 4), torch.zeros(1, 5, dtype=torch.int64)
+    large, small, cut = input_views(shared, image, 8), input_views(shared, words, 2), input_views(shared, words, 2, is_cut=True)
+    assert large.shape == (8, 3, 4, 4) and small.shape == (2, 5) and small.dtype is torch.int64
+    assert large.data_ptr() == small.data_ptr() != cut.data_ptr()
+
+
+def test_what_was_captured_before_keeps_its_place_when_a_larger_one_comes(shared: CudaRuntime):
+    before = input_views(shared, torch.zeros(1, 4), 1)
+    after = input_views(shared, torch.zeros(1, 4_000), 1)
+    before.fill_(7)
+    assert not after.any() and before.data_ptr() != after.data_ptr()
+
+
+def test_inputs_have_the_layout_of_the_example(shared: CudaRuntime):
+    last = torch.zeros(1, 3, 4, 4).to(memory_format=torch.channels_last)
+    found = input_views(shared, last, 2)
+    assert found.shape == (2, 3, 4, 4) and found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_parts_of_an_input_do_not_overlap(shared: CudaRuntime):
+    parts = shared._input_views((torch.zeros(1, 3), torch.zeros(1, 7, dtype=torch.float16), torch.zeros(1)), 3, 1, False)
+    for number, part in enumerate(parts, 1):
+        part.fill_(number)
+    assert [float(part.flatten()[-1]) for part in parts] == [1, 2, 3]

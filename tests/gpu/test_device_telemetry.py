@@ -43,6 +43,7 @@ print(json.dumps([msgspec.structs.asdict(known.clocks), known.bandwidth, unknown
 """
 
 
+@pytest.mark.live
 @pytest.mark.skipif(not COMPILER, reason="no C compiler")
 def test_clocks_power_and_temperature_are_read_also_where_traffic_is_not_counted(tmp_path: Path) -> None:
     (tmp_path / "nvml.c").write_text(NVML)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lamina import encoding
+from lamina.gpu import graph_capture
 from lamina.gpu.executor_loop import STUCK_US
 from lamina.gpu.protocol import (
     BatchHung,
@@ -65,9 +66,7 @@ class Gated(HostRuntime):
         self.holds, self.error, self.fits = holds, error, LARGEST
         self.fail_launch: list[Exception] = []
 
-    def capture(
-        self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any, block: Any = None, work_sm_us: int = 0
-    ) -> Any:
+    def capture(self, work: Any, example: Any, bucket: int, slice_: Any, block: Any = None, work_sm_us: int = 0) -> Any:
         self.tried.append((bucket, slice_.mask))
         if self.holds(bucket, slice_.mask):
             self.begun.set()
@@ -76,7 +75,7 @@ class Gated(HostRuntime):
                 raise self.error
         if bucket > self.fits:
             raise MemoryError
-        return super().capture(work, example, bucket, slice_, buffers, block)
+        return super().capture(work, example, bucket, slice_, block)
 
     def launch(self, plan: Any, items: list[Any], **options: Any) -> Any:
         if items[0] is not None:
@@ -118,7 +117,8 @@ class Stage(GpuStage):
             pass
 
     def close(self) -> None:
-        self.runtime.gate.set()
+        if (gate := getattr(self.runtime, "gate", None)) is not None:
+            gate.set()
         super().close()
 
 
@@ -163,6 +163,19 @@ def test_graphs_of_other_sizes_follow_while_the_executor_is_idle(stages: Any):
     stage.load()
     assert stage.runtime.begun.wait(20)
     assert {(2, mask) for mask in LIKELY} <= set(stage.runtime.tried)
+
+
+def test_with_many_graphs_only_sizes_that_batches_have_are_captured(stages: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(graph_capture, "MAX_IN_ADVANCE", 10)
+    stage = stages()
+    stage.load()
+    stage.settle()
+    assert not {bucket for bucket, _ in stage.graphs()} - {1, LARGEST}
+    stage.start(2, mask=LIKELY[3])
+    assert stage.answers() == [[0.0, 0.0], [1.0, 1.0]] and stage.runtime.launched_by[-1] == "serving"
+    while (2, LIKELY[3]) not in stage.graphs():
+        stage.settle()
+    assert {place for place in stage.graphs() if place[0] == 2} == {(2, LIKELY[3])}
 
 
 # ------------------------------------------------------------------------------------ while one is being captured
@@ -299,12 +312,10 @@ class Stuck(HostRuntime):
             self.gate.wait(20)
         return super().launch(plan, items, **options)
 
-    def capture(
-        self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any, block: Any = None, work_sm_us: int = 0
-    ) -> Any:
+    def capture(self, work: Any, example: Any, bucket: int, slice_: Any, block: Any = None, work_sm_us: int = 0) -> Any:
         if slice_.mask == UNLIKELY:
             raise RuntimeError("no graph")
-        return super().capture(work, example, bucket, slice_, buffers, block)
+        return super().capture(work, example, bucket, slice_, block)
 
 
 def test_a_batch_without_a_graph_that_hangs_is_noticed(stages: Any):
@@ -423,3 +434,33 @@ def test_a_batch_on_its_way_when_its_function_moves_keeps_its_slice(stages: Any)
     stage.start(2, mask=HOME)
     stage.tell(MoveSlice("same#1", UNLIKELY << 2))
     assert stage.answers() == [[0.0, 0.0], [1.0, 1.0]]
+
+
+class Long(HostRuntime):
+    """Graphs whose first replay takes long, and is over before anything else is asked for; captured again, they are cut."""
+
+    def __init__(self) -> None:
+        self.captured: list[tuple[int, int, int]] = []
+
+    def wants_segments(self, took_us: int) -> bool:
+        return took_us > 2_000
+
+    def capture(self, work: Any, example: Any, bucket: int, slice_: Any, block: Any = None, work_sm_us: int = 0) -> Any:
+        self.captured.append((bucket, slice_.mask, work_sm_us))
+        return super().capture(work, example, bucket, slice_, block)
+
+    def launch(self, plan: Any, items: list[Any], **options: Any) -> Any:
+        flight = super().launch(plan, items, **options)
+        if items[0] is None:
+            flight._found = 200_000, []
+        return flight
+
+
+def test_a_graph_that_turns_out_to_be_long_while_it_is_loaded_is_captured_again(stages: Any):
+    stage = stages(Long())
+    stage.tell(LoadFunction("same#1", "same", 0, 0))
+    assert isinstance(stage.hear(FunctionLoaded, FunctionLoadFailed), FunctionLoaded)
+    ends_s = time.monotonic() + 20
+    while not [one for one in stage.runtime.captured if one[:2] == (LARGEST, HOME) and one[2]]:
+        assert time.monotonic() < ends_s, stage.runtime.captured
+        time.sleep(0.01)

@@ -129,7 +129,7 @@ class Unreliable(HostRuntime):
         if module.block.key not in self._sets.cache:
             self.wrong.append(f"weights {module.block.key} are not there")
 
-    def plan(self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any) -> HostPlan:
+    def plan(self, work: Any, example: Any, bucket: int, slice_: Any) -> HostPlan:
         self._use(work)
         plan = HostPlan(lambda rows: work(torch.from_numpy(rows)).numpy(), example, bucket, slice_)
         plan.module = work  # type: ignore[attr-defined]
@@ -141,11 +141,9 @@ class Unreliable(HostRuntime):
         self._may_fail()
         return WarmupRun()
 
-    def capture(
-        self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any, block: Any = None, work_sm_us: int = 0
-    ) -> HostPlan:
+    def capture(self, work: Any, example: Any, bucket: int, slice_: Any, block: Any = None, work_sm_us: int = 0) -> HostPlan:
         self._may_fail()
-        plan = self.plan(work, example, bucket, slice_, buffers)
+        plan = self.plan(work, example, bucket, slice_)
         number, factor = float(threading.get_ident() % 1009), float(work.factor)
         if work(torch.full((bucket, 2), number))[0][0] != number * factor:
             self.wrong.append("two threads were in one module")

@@ -41,7 +41,7 @@ def blocks_on(device: FullDevice, *names: str) -> tuple[WeightStore, list[Weight
     weights._torch = SimpleNamespace(cuda=SimpleNamespace(empty_cache=device.empty_cache))
     weights._copy = SimpleNamespace(cuda_stream=0)
     event = SimpleNamespace(record=lambda _: None, synchronize=lambda: None)
-    host = SimpleNamespace(data_ptr=lambda: 0)
+    host: Any = SimpleNamespace(tensor=SimpleNamespace(data_ptr=lambda: 0))
     made = [WeightBlock(name, host, 1, at, 1, device="there", arrived=event, pieces=[event]) for at, name in enumerate(names, 1)]
     weights.blocks = {block.key: block for block in made}
     return weights, made

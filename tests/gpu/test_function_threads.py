@@ -106,3 +106,38 @@ def test_with_their_owner_they_end():
     assert isinstance(thread, threading.Thread)
     thread.join(10)
     assert not thread.is_alive()
+
+
+# ------------------------------------------------------------------------------------------ threads of an architecture
+
+SHAPE = ("a digest", "")
+
+
+def test_functions_of_one_architecture_have_the_same_threads():
+    makers = ThreadCache()
+    assert makers.share(SHAPE) is makers.share(SHAPE) is not makers.share(("another", ""))
+
+
+def test_threads_of_an_architecture_outlive_its_functions(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(function_threads, "MAX_IDLE", 1)
+    makers = ThreadCache()
+    oldest, other, used = makers.share(SHAPE), makers.share(("other", "")), makers.share(("used", ""))
+    makers.share(("used", ""))
+    for threads in (oldest, other, used):
+        makers.unshare(threads)
+    assert makers.share(("other", "")) is other and makers.share(("used", "")) is used
+    with pytest.raises(RuntimeError, match="shutdown"):
+        oldest.submit(print)
+
+
+def test_an_architecture_is_code_and_shapes_but_not_weights():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    def net(width: int, layer: type = torch.nn.ReLU) -> object:
+        return torch.nn.Sequential(torch.nn.Linear(4, width), layer())
+
+    example = (torch.zeros(1, 4),)
+    found = function_threads.architecture_of(net(3), example)
+    assert found == function_threads.architecture_of(net(3), example)
+    others = [(net(5), example), (net(3, torch.nn.Tanh), example), (net(3), (torch.zeros(1, 2, 4),))]
+    assert found not in [function_threads.architecture_of(*other) for other in others]

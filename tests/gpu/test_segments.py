@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lamina.errors import BadValue
 from lamina.gpu.executor import SliceExecutor
 from lamina.gpu.runtime import HostRuntime
-from lamina.gpu.segments import LEAST_SEGMENTS, SEGMENT_US, cut_graph, group_pieces, is_long, piece_bounds
+from lamina.gpu.segments import AHEAD_US, LEAST_SEGMENTS, SEGMENT_US, can_launch, cut_graph, group_pieces, is_long, piece_bounds
 from lamina.gpu.slicers.null import NullSlicer
 
 ONE = np.zeros((1, 3), dtype=np.float32)
@@ -169,9 +169,9 @@ class TimedRuntime(HostRuntime):
     def wants_segments(self, took_us: int) -> bool:
         return is_long(took_us)
 
-    def capture(self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any, block: Any = None, work_sm_us: int = 0):
+    def capture(self, work: Any, example: Any, bucket: int, slice_: Any, block: Any = None, work_sm_us: int = 0):
         self.captured.append(work_sm_us)
-        plan = super().capture(work, example, bucket, slice_, buffers)
+        plan = super().capture(work, example, bucket, slice_)
         plan.work = work if is_long(work_sm_us) else work.__call__  # a bound method has no segments
         return plan
 
@@ -265,3 +265,23 @@ def test_segments_are_neighbours_in_order_and_as_long_as_wanted_unless_one_piece
         assert group and (length <= segment_us or len(group) == 1)
     for place, (length, after) in enumerate(zip(lengths, groups[1:], strict=False)):
         assert length + times_us[after[0]] > segment_us, f"segment {place} could have been longer"
+
+
+# ------------------------------------------------------------------------------------------------- how far ahead
+
+
+@pytest.mark.parametrize(
+    ("in_flight_us", "ran_us", "next_us", "is_launched"),
+    [
+        ([], 0, 5_000, True),  # nothing runs: however long it is
+        ([400], 0, 400, True),
+        ([400, 400], 350, 10, False),  # two are enough
+        ([1_100], 0, 1_100, False),  # kernels longer than a segment
+        ([1_100], 1_050, 1_100, True),  # the first is about to end
+        ([1_100], 9_000, AHEAD_US, True),  # it should have ended by now
+    ],
+)
+def test_no_more_is_in_flight_than_an_urgent_batch_may_wait_for(
+    in_flight_us: list[float], ran_us: float, next_us: float, is_launched: bool
+) -> None:
+    assert can_launch(in_flight_us, ran_us, next_us) is is_launched

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import lamina
+from lamina import kernels
 from lamina.bootstrap import open_local
 from lamina.gpu.slicers import SliceMode, open_slicer, uses_soft_slices
 from lamina.gpu.supervisor import ExecutorProcess
@@ -15,6 +16,7 @@ from tests.serving import write_app
 
 APP = """
 import lamina
+from lamina import kernels
 
 app = lamina.App("soft")
 
@@ -72,3 +74,16 @@ def test_who_has_a_process_of_its_own_does_not_matter():
 
 def test_without_functions_on_a_gpu_there_is_nothing_to_share():
     assert not uses_soft_slices("auto", an_app())
+
+
+def test_a_kernel_graph_has_hard_slices() -> None:
+    app = lamina.App("graphs")
+
+    @kernels.numpy_kernel
+    def same(x: object, y: object) -> None: ...
+
+    @app.kernel_graph(gpu="1/4", slo="25ms", name="one")
+    def one(g: kernels.GraphBuilder) -> None:
+        g.launch(same, g.input("x", "float32", (2,)), kernels.out(g.output("y", "float32", (2,))))
+
+    assert not uses_soft_slices("auto", app.functions.values())

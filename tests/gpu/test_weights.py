@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lamina.gpu.executor import FinishedBatch, SliceExecutor
-from lamina.gpu.runtime import HostRuntime, PinnedBuffers
+from lamina.gpu.runtime import HostRuntime
 from lamina.gpu.slicers.null import NullSlicer
 from lamina.gpu.weight_cache import NoDeviceMemory, WeightCache
 
@@ -129,7 +129,7 @@ def test_weights_are_in_use_exactly_while_a_batch_is_on_its_way():
 
 def test_buffers_of_a_warmup_run_can_be_used_again():
     executor, runtime, _ = standing(2, "a")
-    plan = runtime.capture(Module(), (ONE,), 1, executor.slicer.slice(1), PinnedBuffers())
+    plan = runtime.capture(Module(), (ONE,), 1, executor.slicer.slice(1))
     executor.models.install_graph("a", 1, 1, plan)
     executor.poll()
     assert runtime.freed == 1
@@ -138,7 +138,7 @@ def test_buffers_of_a_warmup_run_can_be_used_again():
 @pytest.mark.parametrize("error", [RuntimeError("no"), MemoryError()])
 def test_a_graph_that_cannot_be_run_is_none_and_holds_no_weights(error: Exception):
     executor, runtime, cache = standing(1, "a")
-    plan = runtime.capture(Module(), (ONE,), 1, executor.slicer.slice(1), PinnedBuffers())
+    plan = runtime.capture(Module(), (ONE,), 1, executor.slicer.slice(1))
     runtime.fails = error
     executor.models.install_graph("a", 1, 1, plan)
     assert not executor.models["a"].has_graph(1, 1) and cache.place("b", 1, 1.0) == ["a"]

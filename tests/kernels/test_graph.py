@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina import kernels
@@ -15,6 +15,7 @@ from lamina.errors import BadValue, LoadFailed
 from lamina.kernels.graph import Argument, Buffer, GraphSpec, KernelGraph, Launch, parse_spec
 from lamina.kernels.host_run import HostGraph
 from lamina.kernels.validation import ALIGN, check_graph
+from tests.properties import examples
 
 
 @kernels.numpy_kernel
@@ -241,7 +242,7 @@ def chains(draw: st.DrawFn) -> KernelGraph:
     return KernelGraph(GraphSpec(buffers=tuple(made), launches=tuple(order)), KERNELS, {})
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(chains())
 def test_shared_memory_of_temporaries_changes_no_result(graph: KernelGraph):
     plan = check_graph(graph)

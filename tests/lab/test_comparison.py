@@ -54,6 +54,19 @@ def test_frontier_is_behind_where_another_is_better_by_more_than_half_a_point():
     assert compare(row("edf", 2, 0.894), row("frontier", 2, 0.89)).behind() == []
 
 
+def test_a_target_is_starved_below_nine_tenths_of_what_another_policy_has_for_its_worst_one():
+    found = compare(row("edf", 2, 0.7, worst=0.5), row("has", 2, 0.6, worst=0.46), row("frontier", 2, 0.9, worst=0.44))
+    assert found.fair_share("c") == 0.5
+    assert (found.starved("edf"), found.starved("has"), found.starved("frontier")) == ([], [], ["c"])
+    assert found.figures()["frontier_starves_in"] == ["c"]
+    assert "starved in 1: c" in found.behind_section("score").text
+
+
+def test_where_rows_have_no_worst_target_none_is_starved():
+    found = compare(row("edf", 2, 0.7, worst=None), row("frontier", 2, 0.9, worst=None))
+    assert found.starved("frontier") == [] and found.figures()["policies"]["frontier"]["starved_in"] is None
+
+
 def test_a_difference_that_changes_its_sign_with_the_seed_is_not_clear():
     found = compare(row("edf", 2, 0.99), row("edf", 4, 0.5), row("frontier", 2, 0.5), row("frontier", 4, 0.9))
     assert [one["clear"] for one in found.behind()] == [False]

@@ -138,6 +138,7 @@ def test_the_child_process_tells_each_second_and_then_the_result() -> None:
     assert sum(second.offered for second in told) == result.offered == 60
 
 
+@pytest.mark.live
 def test_a_server_that_is_not_there_is_said_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -20,11 +20,13 @@ LIMIT_S = 600.0
 
 
 class SourceCopy:
-    """Copy of the package to break. Tests import it instead of the real one."""
+    """Copy of the package to break, in a checkout with the data it reads. Tests import it instead of the real one."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder
-        shutil.copytree(SOURCE, folder / "lamina", ignore=shutil.ignore_patterns("__pycache__"))
+        self.path = folder / "src"
+        shutil.copytree(SOURCE, self.path / "lamina", ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("data", "profiles", "scenarios", "examples"):
+            (folder / name).symlink_to(ROOT / name)
 
     def write(self, file: str, text: str) -> None:
         target = self.path / "lamina" / file

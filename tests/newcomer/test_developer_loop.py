@@ -73,6 +73,34 @@ def test_the_command_line_comes_before_variables_and_these_before_the_file(
     assert (seen["file"], seen["place"], seen["cors_origins"], seen["log_calls"]) == ("app.py", "none", ("https://a.b",), True)
 
 
+def test_a_variable_that_looks_like_an_option_is_warned_about() -> None:
+    serve = cli.root.get_command(click.Context(cli.root), "serve")
+    assert serve is not None
+    given = {
+        "LAMINA_PORT": "abc",
+        "LAMINA_SERVE_PROT": "1",
+        "LAMINA_SERVE_PORT": "1",
+        "LAMINA_URL": "http://a",
+        "LAMINA_SECRET_A": "x",
+    }
+    found = cli.unread_variables(serve, ("serve",), given)
+    assert set(found) == {"LAMINA_PORT", "LAMINA_SERVE_PROT"}
+    assert "LAMINA_SERVE_PORT" in found["LAMINA_PORT"] and "LAMINA_SERVE_PORT" in found["LAMINA_SERVE_PROT"]
+
+
+def test_variables_of_a_service_of_kubernetes_are_no_options() -> None:
+    serve = cli.root.get_command(click.Context(cli.root), "serve")
+    assert serve is not None
+    given = {
+        "LAMINA_PORT": "tcp://10.0.0.1:8700",
+        "LAMINA_PORT_8700_TCP": "tcp://10.0.0.1:8700",
+        "LAMINA_PORT_8700_TCP_PORT": "8700",
+        "LAMINA_SERVICE_PORT": "8700",
+        "LAMINA_SERVE_SERVICE_HOST": "10.0.0.1",
+    }
+    assert cli.unread_variables(serve, ("serve",), given) == {}
+
+
 def test_another_file_of_options_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other.toml").write_text("[serve]\nport = 1001\n")
@@ -162,13 +190,14 @@ def version(x: int) -> str:
 @pytest.mark.live
 def test_dev_serves_the_new_code_after_a_change_and_survives_a_mistake(tmp_path: Path) -> None:
     app = tmp_path / "app.py"
-    app.write_text(APP.format("v1"))
+    a_second_ns = time.time_ns() // 10**9 * 10**9
+    save(app, APP.format("v1"), a_second_ns)
     with open(tmp_path / "log.txt", "w+b") as log:
         words = ["dev", "app.py", "--port", "0", "--store", "none", "--json"]
         process = subprocess.Popen(
             [sys.executable, "-m", "lamina", *words],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": SRC},
+            env={**{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}, "PYTHONPATH": SRC},
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -180,9 +209,9 @@ def test_dev_serves_the_new_code_after_a_change_and_survives_a_mistake(tmp_path:
         try:
             until(lambda: lines)
             assert post(f"{json.loads(lines[0])['url']}/v1/functions/version", 7) == (200, "v1")
-            app.write_text("def broken(:\n")
+            save(app, "def broken(:\n", a_second_ns + 1)
             until(lambda: b"SyntaxError" in text(log) or b"invalid syntax" in text(log))
-            app.write_text(APP.format("v2"))
+            save(app, APP.format("v2"), a_second_ns + 2)
             until(lambda: len(lines) > 1)
             assert post(f"{json.loads(lines[1])['url']}/v1/functions/version", 7) == (200, "v2")
             until(lambda: text(log).count(b"asked with 7") == 2)
@@ -195,6 +224,14 @@ def test_dev_serves_the_new_code_after_a_change_and_survives_a_mistake(tmp_path:
     assert process.returncode == 0
     assert "app.py has changed" in shown and "INFO mine: asked with 7" in shown
     assert re.search(r"version \S+ met: \d+\.\d ms, queued \d+\.\d.*; batch 1 on cpu0/\d+; cost", shown)
+
+
+def save(path: Path, source: str, changed_ns: int) -> None:
+    """Save a file at once, as changed at this time: all within one second here, which compiled modules cannot tell apart."""
+    hidden = path.with_name(f".{path.name}")
+    hidden.write_text(source)
+    os.utime(hidden, ns=(changed_ns, changed_ns))
+    hidden.rename(path)
 
 
 def text(log: object) -> bytes:

@@ -4,8 +4,10 @@ the small ones about status, content type and headers."""
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,18 @@ import pytest
 from lamina import encoding
 from lamina.gateway.routes.http_codec import VALUE
 from lamina.sdk.client import Client
+from lamina.server.http2.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    HTTP_1_1_REQUIRED,
+    NO_ERROR,
+    PREFACE,
+    SETTINGS,
+    frame,
+)
 from tests.serving import Answer, Browser, run, served, shared, write_app
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl sends these requests")
@@ -23,6 +37,8 @@ pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl sends
 APP = """
 import enum
 from dataclasses import dataclass
+
+import numpy as np
 
 import lamina
 
@@ -59,6 +75,27 @@ def two(text: str, lang: str = "en") -> str:
 @app.function(scale=WARM)
 def boxed(box: Box, tags: list[int] | None = None) -> dict:
     return {"x": box.x, "size": len(box.data), "tags": tags}
+
+
+@dataclass
+class Size:
+    width: int
+    height: int = 9
+
+
+@app.function(scale=WARM)
+def sized(size: Size) -> Size:
+    return size
+
+
+@app.function(scale=WARM)
+def twice(x: np.ndarray) -> np.ndarray:
+    return x * 2
+
+
+@app.function(scale=WARM)
+def fails(x: int) -> int:
+    raise KeyError(x)
 
 
 @app.function(scale=WARM)
@@ -170,6 +207,81 @@ def test_p5_an_optional_parameter_more_breaks_no_client(url: str, target: str, b
 def test_p5_a_parameter_that_is_an_object_takes_it_bare_and_by_name(url: str):
     for body in ('{"x": 3}', '{"box": {"x": 3}}'):
         assert curl(f"{url}/v1/functions/boxed", "--json", body) == (200, {"x": 3, "size": 0, "tags": None})
+
+
+def test_fields_that_a_dataclass_left_to_their_defaults_come_back(url: str):
+    assert curl(f"{url}/v1/functions/sized", "--json", '{"width": 3}') == (200, {"width": 3, "height": 9})
+
+
+def test_a_list_of_numbers_is_an_array_where_one_is_annotated(url: str):
+    assert curl(f"{url}/v1/functions/twice", "--json", '{"x": [[1, 2], [3, 4]]}') == (200, [[2, 4], [6, 8]])
+    status, found = curl(f"{url}/v1/functions/twice", "--json", '{"x": [[1], [2, 3]]}')
+    assert (status, found["hint"]) == (422, "send nested lists of equal lengths")
+
+
+def test_an_offer_of_http_2_is_passed_over(url: str):
+    """curl --http2 and the client of Java's library offer it with their first request, and go on without."""
+    offer = ("-H", "Connection: Upgrade, HTTP2-Settings", "-H", "Upgrade: h2c", "-H", "HTTP2-Settings: AAMAAABk")
+    assert curl(f"{url}/v1/functions/one", *offer, "--json", '"hi"') == (200, "HI")
+    assert curl(f"{url}/v1/functions/one", *offer)[0] == 200
+
+
+def test_http_2_with_prior_knowledge_is_told_in_http_2_that_there_is_none(url: str):
+    asked = frame(HEADERS, END_HEADERS | END_STREAM, 1, b"\x82\x84\x86\x41\x01a")  # GET / http, authority a
+    for flight, status, code in ((asked, b"505", NO_ERROR), (b"", b"", HTTP_1_1_REQUIRED)):
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=30) as connection:
+            connection.sendall(PREFACE + frame(SETTINGS, 0, 0) + flight)
+            found = b""
+            while piece := connection.recv(65536):
+                found += piece
+        replies = {}
+        while found:
+            size, kind = int.from_bytes(found[:3], "big"), found[3]
+            replies[kind], found = found[9 : 9 + size], found[9 + size :]
+        assert list(replies) == ([SETTINGS, HEADERS, DATA, GOAWAY] if status else [SETTINGS, GOAWAY])
+        assert status in replies.get(HEADERS, b"") and replies[GOAWAY][4:8] == code.to_bytes(4, "big")
+        assert not status or json.loads(replies[DATA])["status"] == 505
+
+
+def test_a_socket_at_the_path_of_a_function_is_told_the_right_one(url: str):
+    key = "dGhlIHNhbXBsZSBub25jZQ=="
+    ask = (
+        "-H",
+        "Connection: Upgrade",
+        "-H",
+        "Upgrade: websocket",
+        "-H",
+        "Sec-WebSocket-Version: 13",
+        "-H",
+        f"Sec-WebSocket-Key: {key}",
+    )
+    status, problem = curl(f"{url}/v1/functions/one", *ask)
+    assert status == 426 and "/v1/functions/one/ws" in problem["detail"]
+
+
+def test_the_body_behind_an_offer_of_http_2_may_come_in_pieces(url: str):
+    head = (
+        b"POST /v1/functions/one HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 8\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=30) as connection:
+        for piece in (head[:40], head[40:], b'"he', b"llo", b'!"', b"GET / HTTP/1.1\r\n\r\n"):
+            with contextlib.suppress(OSError):  # it may be answered, and closed, before the last
+                connection.sendall(piece)
+        found = b""
+        with contextlib.suppress(ConnectionResetError):
+            while piece := connection.recv(65536):
+                found += piece
+    assert found.startswith(b"HTTP/1.1 200") and found.endswith(b'"HELLO!"') and b"connection: close" in found.lower()
+
+
+def test_text_alone_is_the_body_of_a_str(url: str):
+    assert curl(f"{url}/v1/functions/one", "--data-binary", "hi there", "-H", "content-type: text/plain") == (200, "HI THERE")
+    assert curl(f"{url}/v1/functions/one", "-d", "hi") == (200, "HI")
+
+
+def test_no_answer_says_where_files_lie_on_the_server(url: str):
+    status, found = curl(f"{url}/v1/functions/fails", "--json", "3")
+    assert status == 500 and 'File "app.py", line' in found["trace"] and "/app.py" not in found["trace"]
 
 
 def test_two_required_parameters_need_their_names(url: str, png: Path):

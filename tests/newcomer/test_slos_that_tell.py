@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,7 +68,8 @@ def test_an_impossible_slo_is_refused_at_the_start_with_the_measured_time(tmp_pa
         text=True,
     )
     assert done.returncode == 2
-    assert "nap: SLO 2ms, and one request takes 5" in done.stderr and "--slo-check warn" in done.stderr
+    measured = re.search(r"nap: SLO 2ms, and one request takes ([\d.]+)ms", done.stderr)
+    assert measured and float(measured[1]) >= 50 and "--slo-check warn" in done.stderr
 
 
 @pytest.mark.live

@@ -7,9 +7,10 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina.core.scheduling.state import Batch
+from lamina.core.scheduling.leases import Device
+from lamina.core.scheduling.state import Batch, FunctionState
 from lamina.core.unit_blocks import aligned_starts
-from lamina.planner.blocking import PEER, BlockingRule, Claim, DeviceClaims, Holding, is_pressed, keep_units
+from lamina.planner.blocking import PEER, TURN, BlockingRule, Claim, DeviceClaims, Holding, is_pressed, keep_units
 from lamina.types import DeviceSpec, SliceLimits, Slo
 from tests.script import Script, a_function
 
@@ -137,6 +138,73 @@ def test_what_is_booked_behind_a_batch_holds_its_units_too(script: Script):
     follower = Batch(99, instance, host, running.mask, running.jobs, 100_000)
     follower.book_behind(running)
     assert rule.kept_units(view, function, host, free, script.now_us, 200_000) & free == free
+
+
+def beside_two(script: Script) -> tuple[FunctionState, Device]:
+    """Long work beside two functions of 10 ms on a device of eight units, one of which tolerates three times as much."""
+    device = DeviceSpec(id="gpu0", kind="gpu", units=8, memory_mib=1_000, limits=SliceLimits(batches_per_instance=0))
+    hasty, calm = (a_function(name, share=0.25, slo=Slo(latency_us=us)) for name, us in (("hasty", 50_000), ("calm", 150_000)))
+    takes = {"hasty": 10_000, "calm": 10_000, "long": 300_000}
+    script.given(hasty, calm, a_function("long", share=0.25), devices=[device], takes=takes)
+    script.at(0).arrives("l", target="long")
+    return script.controller.state.functions["long"], script.controller.state.devices["gpu0"]
+
+
+def test_a_function_tolerates_what_its_slo_leaves_beside_its_own_time_and_a_margin(script: Script):
+    _, host = beside_two(script)
+    claims = BlockingRule().claims(script.controller.view, host)
+    assert [(claim.function, claim.tolerance_us) for claim in claims] == [("hasty", 37_500), ("calm", 132_500)]
+
+
+def test_what_is_kept_follows_the_demand_of_a_function_and_is_one_block_at_least(script: Script):
+    _, host = beside_two(script)
+    view, rule = script.controller.view, BlockingRule()
+    assert [claim.blocks for claim in rule.claims(view, host)] == [1, 1]
+    for number in range(40):
+        script.at((1 + number) * 5_000).arrives(f"h{number}", target="hasty")
+    blocks = {claim.function: claim.blocks for claim in rule.claims(view, host)}
+    assert blocks == {"hasty": 3, "calm": 1}, "10 ms every 5 ms, and half as much again"
+    view.advance(script.now_us + 1_000_000)
+    assert {claim.blocks for claim in rule.claims(view, host)} == {1}, "none has come for a while"
+
+
+def test_a_function_that_fits_beside_nothing_starts_once_it_has_left_the_device_alone(script: Script):
+    device = DeviceSpec(id="gpu0", kind="gpu", units=8, memory_mib=1_000, limits=SliceLimits(batches_per_instance=0))
+    hasty, whole = a_function("hasty", share=0.25, slo=Slo(latency_us=50_000)), a_function("whole")
+    script.given(hasty, whole, devices=[device], takes={"hasty": 10_000, "whole": 100_000})
+    state, view = script.controller.state, script.controller.view
+    [instance] = state.functions["whole"].instances.values()
+    instance.last_used_us = view.now_us
+    rule, host = BlockingRule(), state.devices["gpu0"]
+    kept = []
+    for after_us in (0, TURN * 100_000 - 1, TURN * 100_000):
+        view.advance(instance.last_used_us + after_us)
+        kept.append(rule.kept_units(view, state.functions["whole"], host, host.all_units, view.now_us, 100_000).bit_count())
+    assert kept == [2, 2, 0]
+
+
+def test_nothing_is_kept_for_what_is_shed_but_a_home_is(script: Script):
+    long, host = beside_two(script)
+    view, free = script.controller.view, host.all_units & ~host.busy
+    of_all = BlockingRule().kept_units(view, long, host, free, script.now_us, 200_000)
+    of_one = BlockingRule(lambda device, function: function == "calm").kept_units(view, long, host, free, script.now_us, 200_000)
+    assert (of_all.bit_count(), of_one.bit_count()) == (4, 2)
+    assert BlockingRule(lambda device, function: True).kept_units(view, long, host, free, script.now_us, 200_000) == 0
+    [instance] = script.controller.state.functions["hasty"].instances.values()
+    host.reserve(instance.id, 0b11 << 6, lend=True)
+    kept = BlockingRule(lambda device, function: True).kept_units(view, long, host, free, script.now_us, 200_000)
+    assert kept == 0b11 << 6, "a home is a guarantee"
+
+
+def test_the_longer_a_batch_the_more_it_leaves_and_no_limit_is_left_out(script: Script):
+    """Up to each limit it blocks the same functions: none of them, the hasty one, both."""
+    long, host = beside_two(script)
+    rule, view = BlockingRule(), script.controller.view
+    limits = rule.limits_us(view, long, host, 20_000, 400_000)
+    assert limits == sorted(limits, reverse=True) and limits[0] == 400_000 and len(limits) == 3
+    kept = [rule.kept_units(view, long, host, host.all_units, script.now_us, us).bit_count() for us in limits]
+    assert kept == [4, 2, 0]
+    assert rule.limits_us(view, long, host, 60_000, 100_000) == [100_000], "what it could not use is not tried"
 
 
 def test_a_claim_that_could_not_be_kept_even_alone_blocks_nothing(script: Script):

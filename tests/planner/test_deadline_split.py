@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.core.workflow.error_policy import Catcher, ErrorPolicy
@@ -13,9 +13,10 @@ from lamina.core.workflow.flow import Each, Flow, Parallel, Pass, Task
 from lamina.planner.configs import ConfigArrays, ProfiledConfig
 from lamina.planner.deadline_split import ParallelBranches, dominators, series_parallel_runs, split_deadline, step_functions
 from tests.planner.reference import dag, draw, random_dag
+from tests.properties import examples
 
 seeds = st.integers(0, 10**9)
-many = settings(max_examples=300, deadline=None, derandomize=True)
+many = examples(300)
 
 
 def reached(edges: dict[int, list[int]], without: int | None) -> set[int]:

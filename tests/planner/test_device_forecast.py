@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.planner.device_forecast import MOST, DeviceForecast
+from tests.properties import examples
 
 S = 1_000_000
 
@@ -61,7 +62,7 @@ def test_noise_is_no_trend():
     assert wrong <= 5  # in four hours of load at 60 %
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     loads=st.lists(st.floats(0, 50, allow_nan=False), min_size=1, max_size=60),
     counts=st.lists(st.integers(0, 20), min_size=60, max_size=60),

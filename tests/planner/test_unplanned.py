@@ -18,7 +18,7 @@ MINUTE_US = 60_000_000
 SLICE = {"gpu": 0, "kind": "d", "units": 4, "duty_us": 5_000, "busy_us": 2_000}
 
 
-def world(memory_mib: int, limits: SliceLimits | None = None) -> Controller:
+def world(memory_mib: int, limits: SliceLimits | None = None, lend: bool = True) -> Controller:
     """One device, all of which a plan gives to `a`; the plan knows `b` from another device, which is not there."""
     slices = [
         SLICE | {"turns": [{"function": "a", "batch": 1, "per_s": 10.0}]},
@@ -29,7 +29,7 @@ def world(memory_mib: int, limits: SliceLimits | None = None) -> Controller:
     made = new_controller(policies.build("planned", {"slices": slices}), ProfileTable(profiles))
     spec = DeviceSpec(id="d0", kind="d", units=4, memory_mib=memory_mib, limits=limits or SliceLimits())
     made.handle(0, DeviceJoined(spec))
-    made.handle(0, Deployed(tuple(FunctionSpec(name=name, gpu="must", share=0.25, memory_mib=100) for name in "abc")))
+    made.handle(0, Deployed(tuple(FunctionSpec(name=name, gpu="must", share=0.25, memory_mib=100, lend=lend) for name in "abc")))
     made.handle(2_000_000, Tick())
     made.handle(2_000_000, InstanceReady("a-1"))
     return made
@@ -89,6 +89,22 @@ def test_who_was_loaded_runs_before_it_goes():
     call(made, "a", 5)
     assert isinstance(load, Load)
     assert of(made.handle(2_000_020, InstanceReady(load.instance)), StartBatch)
+
+
+def test_an_idle_place_leaves_a_guest_that_waits_the_units_it_runs_on():
+    """There is memory for both, and units for one: the place, which is not lent, would take all of them."""
+    made = world(memory_mib=500, lend=False)
+    load = of(call(made, "b", 10), Load)[0]
+    assert isinstance(load, Load)
+    assert load.function == "b"
+    for number in range(1, 4):
+        actions = made.handle(2_000_000 + number * 1_000_000, Tick())
+        assert not of(actions, Load)
+        assert not of(actions, Unload)
+    started = of(made.handle(5_500_000, InstanceReady(load.instance)), StartBatch)
+    assert [action.function for action in started] == ["b"]  # type: ignore[attr-defined]
+    finish(made, 3_600_000)
+    assert [action.function for action in of(made.handle(9_000_000, Tick()), Load)] == ["a"]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("per_batch", "units"), [(True, 0), (False, 1)])

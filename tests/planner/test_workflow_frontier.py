@@ -6,14 +6,14 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.core.workflow.flow import Choice, Each, Flow, Pass, Task
 from lamina.errors import BadValue
 from lamina.planner import workflow_frontier
 from lamina.planner.configs import ConfigArrays, ProfiledConfig, ResourcePrices, config_grid
-from lamina.planner.cost_to_go import WorkflowPlan
+from lamina.planner.cost_to_go import CostToGo, WorkflowPlan
 from lamina.planner.frontier import (
     EXACT,
     Frontier,
@@ -30,11 +30,12 @@ from lamina.planner.series_parallel import bits, completion_times_us, copied_dow
 from lamina.planner.task_graph import TaskGraph
 from lamina.planner.workflow_frontier import plan_workflow
 from tests.planner.reference import EveryPlan, configs, dag, draw, least_cost, random_dag
+from tests.properties import examples
 
 seeds = st.integers(0, 10**9)
-many = settings(max_examples=400, deadline=None, derandomize=True)
-some = settings(many, max_examples=150)
-few = settings(many, max_examples=60)
+many = examples(400)
+some = examples(150)
+few = examples(60)
 
 BUDGETS = np.arange(0, 160)
 CHAIN_ONLY = Precision(sums=0)
@@ -401,3 +402,20 @@ def test_a_chain_is_cut_into_its_parts_once_however_many_tasks_look_ahead_over_i
     found = plan_workflow(Flow("chain", nodes, (names[0],)), {"f": table})
     assert len(found.steps) == 60
     assert len(asked) <= 3
+
+
+@given(seed=st.integers(0, 10_000), budget_us=st.integers(0, 90))
+@examples(60)
+def test_the_cheapest_of_a_table_in_order_of_time_is_the_first_of_its_ranking(seed: int, budget_us: int):
+    dice = np.random.default_rng(seed)
+    size = int(dice.integers(1, 40))
+    times_us = np.sort(dice.integers(1, 60, size))
+    costs = dice.integers(1, 9, size).astype(float)  # with ties
+    rows = [ProfiledConfig(1, 1, 1, int(us), float(cost)) for us, cost in zip(times_us, costs, strict=True)]
+    step = CostToGo(ConfigArrays.from_rows(rows), two_steps().step("a").after)
+    allowed, delay_us, extra = dice.random(size) < 0.7, dice.integers(0, 5, size), dice.random(size).round(1)
+    ranking = step.query(budget_us, allowed=allowed, delay_us=delay_us, extra_cost=extra)
+    best, totals = step.cheapest(budget_us, allowed, delay_us, extra)
+    assert best == (ranking.best if ranking.fits else -1)
+    if ranking.fits:
+        assert totals.tolist() == ranking.totals.tolist()

@@ -30,7 +30,7 @@ LONG = a_function("long", "1/2", "", 1, "batch = [1]\np50_ms.7 = [260]")
 TWINS = [a_function(name, "1/2", "60s", 1, "batch = [1]\np50_ms.7 = [40]\np50_ms.15 = [20]") for name in ("left", "right")]
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
 def test_an_interactive_function_keeps_its_slo_beside_long_batches_that_would_fill_the_device(seed: int) -> None:
     text = HEAD.format(seed=seed) + INTERACTIVE + LONG + a_load("interactive", 400) + a_load("long", 12)
     summary = run(scenario.parse(text), "frontier")
@@ -39,6 +39,7 @@ def test_an_interactive_function_keeps_its_slo_beside_long_batches_that_would_fi
     assert by_target["long"].answered == by_target["long"].offered  # all of it is done, later
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["edf", "knix"])
 def test_others_that_claim_to_keep_slos_leave_an_interactive_function_a_way_to_start_too(policy: str) -> None:
     text = HEAD.format(seed=1) + INTERACTIVE + LONG + a_load("interactive", 200) + a_load("long", 12)
@@ -47,7 +48,7 @@ def test_others_that_claim_to_keep_slos_leave_an_interactive_function_a_way_to_s
     assert by_target["long"].answered == by_target["long"].offered
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_under_overload_no_call_with_time_to_spare_is_rejected(seed: int) -> None:
     """Two equal functions at twice the capacity, with an SLO of a minute: whatever comes in eight seconds can be done by then."""
     text = HEAD.format(seed=seed) + "".join(TWINS) + a_load("left", 50) + a_load("right", 50)

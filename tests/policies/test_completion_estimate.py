@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from lamina.core.events import InstanceReady, Tick
 from lamina.core.policy import Decision, LoadInstance, Start, View
 from lamina.core.scheduling.queues import Order
+from lamina.policies import frontier
 from lamina.policies.frontier.estimate import FixedSliceEstimator
-from lamina.types import DeviceSpec, SliceLimits
+from lamina.types import DeviceSpec, SliceLimits, Slo
 from tests.script import GPU, Script, a_function
 
 MS = 1_000
@@ -123,3 +124,23 @@ def test_nobody_knows_before_anything_was_measured(script: Script):
 def test_nobody_knows_without_a_device(script: Script):
     script.given(a_function(), policy=Start1(), takes={"f": 5 * MS}, devices=[])
     assert estimate_us(script.controller.view, script.controller.state.functions["f"]) == 0
+
+
+@pytest.mark.parametrize("way_us", [0, 500, 10 * MS])
+def test_batches_ahead_take_what_they_usually_do_and_the_last_what_is_planned_with(way_us: int):
+    """Forty jobs ahead of one, in batches of one of 10 ms on one unit, which usually take eight; a slice that is free early waits
+    for the next to get there."""
+    script = Script()
+    script.given(a_function(max_batch=1, slo=Slo(latency_us=10**7)), policy=frontier.Policy(), takes={"f": 10 * MS})
+    policy, state = script.controller.policy, script.controller.state
+    script.arrives(*[f"c{number}" for number in range(21)], within_us=10**7)
+    function, device = state.functions["f"], state.devices["gpu0"]
+    assert len(function.queue) + len(state.batches) == 21
+    function.usual_part = 0.8
+    device.observe_way(way_us)
+    way_us = device.way_us
+    ahead = len(function.queue)
+    found = policy._estimator.estimate_us(script.controller.view, function, 10**7, 1)
+    each_us = min(10 * MS, 8 * MS + way_us)
+    first_us = max(batch.slice_free_us for batch in state.batches.values()) - script.now_us
+    assert found == pytest.approx(first_us + ahead * each_us + 10 * MS, abs=way_us + 100)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lamina.core.actions import Action, FailCall, Reject, Reply, StartBatch
@@ -19,6 +19,7 @@ from lamina.planner.arrival_rates import FIRST_WINDOW_US, ArrivalRates
 from lamina.predict.profile import Point, Profile
 from lamina.sim.scenario import Scenario
 from lamina.types import DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits, Slo, call_for
+from tests.properties import examples
 
 MS = 1_000
 MOST = 8
@@ -92,7 +93,7 @@ class Companies:
         return any((step, other) in self.at for other in before)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     steps=st.lists(st.sampled_from((2.0, 8.0)), min_size=1, max_size=2),
     gap_ms=st.sampled_from((2.5, 6.0, 15.0, 40.0)),

@@ -240,6 +240,7 @@ def test_without_overload_the_same_job_is_saved(script: Script):
     assert script.served[0] == ("tight", "c0")
 
 
+@pytest.mark.slow
 def test_at_ten_times_the_capacity_what_is_accepted_is_served_in_time(script: Script):
     script.given(a_function(max_batch=8), policy=edf.Policy(), takes={"f": (2 * MS, 500)}, engine=True)
     for i in range(4_000):

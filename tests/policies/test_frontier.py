@@ -297,13 +297,60 @@ def test_a_stream_with_much_time_fills_the_time_it_has():
     assert admitted(shedder, "heavy", goal_us=60_000 * MS) == 100
 
 
-def test_a_device_has_no_room_to_spare_while_a_stream_does_not_get_its_share():
-    shedder = demand_on(LoadShedder(), 5, 1.0, {"heavy": 100, "twin": 100})
-    now_us = 6_000 * MS
-    assert not shedder.is_tight(now_us, ["gpu0"], needed_us=99, allowed_us=100)
-    shedder.on_squeezed(now_us, ["gpu0"])
-    assert shedder.is_tight(now_us + 1, ["gpu0"], needed_us=1, allowed_us=100)
-    assert not shedder.is_tight(now_us + 1_000 * MS, ["gpu0"], needed_us=1, allowed_us=100)
+def refused(shedder: LoadShedder, target: str, calls: int, again: dict[str, int]) -> LoadShedder:
+    """So many calls in a row are turned away; then demand is added up again."""
+    for _ in range(calls):
+        shedder.on_refused(target, "")
+    return demand_on(shedder, 1, 1.0, again)
+
+
+def test_a_stream_that_has_had_its_share_leaves_room_for_one_that_is_served_worse():
+    asked = {"heavy": 100, "twin": 100}
+    shedder = demand_on(LoadShedder(), 5, 1.0, asked)
+    heavy, twin = (Call("c", target, 0) for target in asked)
+    assert not shedder.is_tight(["gpu0"], heavy, needed_us=99, allowed_us=100)
+    refused(shedder, "twin", 300, asked)
+    assert shedder.is_tight(["gpu0"], heavy, needed_us=1, allowed_us=100)
+    assert not shedder.is_tight(["gpu0"], twin, needed_us=1, allowed_us=100)
+
+
+def test_a_stream_whose_calls_will_be_late_is_served_worse_before_they_are():
+    """What waits of the twin would be late even at twice its share: the other has no room to spare, the twin itself has."""
+    asked = {"heavy": 100, "twin": 100}
+    shedder = demand_on(LoadShedder(), 5, 1.0, asked)
+    for target in asked:
+        for number in range(100):
+            shedder.record_arrival(Call(f"{number}", target, 0))
+    shedder.record_utilisation("gpu0", 1.0)
+    paces: dict[str, float] = {}
+
+    def is_pressed(target: str, per_us: float) -> bool:
+        paces[target] = per_us
+        return target == "twin"
+
+    work = {"heavy": {"gpu0": 400.0 * MS}, "twin": {"gpu0": 400.0 * MS}}
+    list(shedder._add_up(6_000 * MS, {"gpu0": 8}, lambda target: work[target], lambda tenant: 1.0, is_pressed=is_pressed))
+    assert paces["twin"] == pytest.approx(2 / shedder._interval_us["twin", ""])
+    heavy, twin = (Call("c", target, 0) for target in asked)
+    assert shedder.is_tight(["gpu0"], heavy, needed_us=1, allowed_us=100)
+    assert not shedder.is_tight(["gpu0"], twin, needed_us=1, allowed_us=100)
+
+
+def test_a_call_that_was_admitted_and_dropped_was_not_served():
+    dropped, rejected = LoadShedder(), LoadShedder()
+    for shedder in (dropped, rejected):
+        shedder.on_refused("f", "")
+    for _ in range(20):
+        rejected.on_refused("f", "")
+        dropped.on_admitted(0, Call("c", "f", 0))
+        dropped.on_refused("f", "", was_admitted=True)
+    assert dropped._satisfied(("f", "")) == pytest.approx(rejected._satisfied(("f", "")))
+
+
+def test_nothing_is_kept_on_an_overloaded_device_for_what_asks_for_more_than_its_share():
+    shedder = demand_on(LoadShedder(), 5, 1.0, {"light": 75, "heavy": 100})
+    assert shedder.is_shed("gpu0", "heavy") and not shedder.is_shed("gpu0", "light")
+    assert not demand_on(LoadShedder(), 5, 1.0, {"light": 1, "heavy": 1}).is_shed("gpu0", "heavy")
 
 
 @pytest.mark.slow
@@ -432,6 +479,7 @@ def test_what_is_least_worth_keeping_makes_room(script: Script):
     assert standing == {"slow", "new"}
 
 
+@pytest.mark.slow
 def test_a_device_is_asked_for_when_there_is_too_much_to_do(script: Script):
     script.given(
         a_function(max_batch=1, share=0.125, slo=GOAL),

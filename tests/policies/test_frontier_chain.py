@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.policies import frontier
@@ -12,12 +12,13 @@ from lamina.policies.frontier.config_table import unit_counts_on
 from lamina.policies.frontier.workflow_plans import PRECISION
 from lamina.types import DeviceSpec, SliceLimits, Slo
 from tests.policies.test_frontier import MS, chain, scales, units_of
+from tests.properties import examples
 from tests.script import Script, a_function
 
 GPU = DeviceSpec(id="gpu0", kind="gpu", units=8, memory_mib=1_000, limits=SliceLimits(batches_per_instance=0))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     works=st.lists(st.integers(2, 30), min_size=2, max_size=3),
     powers=st.lists(st.sampled_from([0.3, 0.6, 0.9]), min_size=3, max_size=3),

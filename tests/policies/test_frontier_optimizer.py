@@ -102,7 +102,7 @@ def test_a_hurried_job_is_passed_over_only_if_more_are_served_without_it(urgent_
     table = ConfigTable(lambda batch, units, cores: (10 + batch) * MS, 4, (1,), (0,), device.spec)
     queue = a_queue([urgent_ms * MS, *[14 * MS] * 4])
     function = FunctionState(FunctionSpec(name="f", max_batch=4), queue)
-    assert select_batch(function, 5, 0, [a_slot(device, table)], now_us=0)[0].id == leader
+    assert select_batch(function, 5, 0, [a_slot(device, table)], now_us=0, soonest_us=0)[0].id == leader
 
 
 # ------------------------------------------------------------------------------------------------------------- cheaper slots
@@ -179,10 +179,11 @@ def test_a_lent_home_is_room_for_others_until_its_owner_wants_it(lodger: View, w
 
 def a_plan(table: ConfigTable, configs: list[BatchConfig], after_ms: int = 0) -> StepPlan:
     """A step that could be run in these ways, and what comes after it takes so long."""
+    configs = sorted(configs, key=lambda config: config.time_us)
     arrays = ConfigArrays.from_rows(ProfiledConfig(p.batch, p.cores, p.units, p.time_us, p.cost) for p in configs)
     none = np.zeros(len(configs))
     return StepPlan(
-        CostToGo(arrays, point(after_ms * MS, 0.0)), configs, [table], np.zeros(len(configs), np.int64), none, none, {}
+        CostToGo(arrays, point(after_ms * MS, 0.0)), configs, [table], np.zeros(len(configs), np.int64), none, none, {}, {}, {}
     )
 
 

@@ -83,6 +83,17 @@ def test_where_five_units_cannot_start_a_batch_has_the_six_there_is_room_for():
     assert slot.slot_for(BatchConfig(1.0, 1_000, 1, 5, 0)).mask == 0b111111 << 6
 
 
+def test_on_what_others_can_spare_a_batch_takes_no_longer_than_they_can_bear():
+    limits = SliceLimits(batches_per_instance=0)
+    device = Device(DeviceSpec(id="gpu0", kind="gpu", units=8, memory_mib=1, limits=limits))
+    instance = Instance("f-1", "f", "gpu0", InstancePhase.WARM, 0)
+    sizes = ConfigTable(lambda batch, units, cores: 1_000 + 500 * batch, 16, (4,), (0,), device.spec)
+    slot = CandidateSlot(instance, device, sizes, 0b1111, 4, 0, False, 0)
+    whole, spared = slot.cheapest_within(16, 60_000), slot._replace(longest_us=3_000).cheapest_within(16, 60_000)
+    assert whole is not None and whole.batch == 16
+    assert spared is not None and (spared.batch, spared.time_us) == (4, 3_000)
+
+
 def attainment(flow: str, latency_ms: int, cost: str, name: str) -> float:
     cells = [cell for cell in admission.cells(1, quick=False) if cell["part"] == "grid" and cell["flow"] == flow]
     own = next(c for c in cells if (c["latency_ms"], c["cost_slo"], c["name"]) == (latency_ms, cost, name))

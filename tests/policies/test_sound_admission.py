@@ -9,7 +9,7 @@ from random import Random
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.core.actions import Action, Load, Reject, WakeAt
@@ -19,6 +19,7 @@ from lamina.policies import frontier
 from lamina.sim import scenario
 from lamina.sim.run import run
 from lamina.types import Call, DeviceSpec, SliceLimits, Slo
+from tests.properties import examples
 from tests.script import Script, a_function
 
 MS = 1_000
@@ -64,7 +65,7 @@ def every_rejection() -> Iterator[list[tuple[int, Call, Reject]]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(st.integers(0, 10**6))
 def test_no_call_is_rejected_with_an_offer_inside_its_deadline(seed: int):
     with every_rejection() as rejections:
@@ -95,7 +96,16 @@ def in_time(text: str, policy: str = "frontier") -> dict[str, float]:
     return {row.target: row.attainment for row in run(scenario.parse(text), policy).targets}
 
 
-@pytest.mark.parametrize(("goal", "load"), [("60s", 2), ("10s", 2), ("1s", 1.2), ("100ms", 2), ("30ms", 2)])
+@pytest.mark.parametrize(
+    ("goal", "load"),
+    [
+        pytest.param("60s", 2, marks=pytest.mark.slow),
+        pytest.param("10s", 2, marks=pytest.mark.slow),
+        ("1s", 1.2),
+        ("100ms", 2),
+        ("30ms", 2),
+    ],
+)
 def test_two_equal_functions_are_served_alike_and_no_less_than_by_earliest_deadline_first(goal: str, load: float):
     text = two_equal((goal, goal), load, (0.5, 0.5))
     ours, edf = in_time(text), in_time(text, "edf")

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from benchmarks.prediction.fit_model import fit_model
 from benchmarks.train_predictor import Times, records, times
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.errors import BadValue
 from lamina.predict import learned, model_features
 from lamina.predict.learned import LatencyModel, monotone, shipped_model
+from tests.properties import examples
 
 LEFT_OUT = ("resnet50", "bert_base", "efficientnet_b0", "vit_b_16", "vgg16", "shufflenet_v2_x1_0")
 
@@ -64,7 +65,7 @@ def test_nine_in_ten_measurements_lie_in_the_interval():
     assert np.mean(wide) <= 0.3  # not by being so wide that nothing can be outside
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.sampled_from(LEFT_OUT),
     st.dictionaries(

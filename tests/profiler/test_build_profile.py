@@ -39,6 +39,7 @@ def test_a_function_without_batches_keeps_all_its_units() -> None:
     assert len(build_profile.to_points({(1, 1): [9.0], (1, 2): [9.0]})) == 2
 
 
+@pytest.mark.live
 def test_a_profile_says_where_it_comes_from(tmp_path: Path) -> None:
     outcome = MeasurementOutcome({(1, 1): [10.0] * 9 + [90.0]}, 0.04, 1.5, True, disturbed=2)
     head = LogHeader(function="f", device="fake", machine="made up", code="c", max_batch=1, inputs="i")

@@ -186,6 +186,7 @@ class Stopped(FakeBench):
         return super().run(batch, units)
 
 
+@pytest.mark.live
 def test_what_was_measured_until_it_was_stopped_is_a_profile(app: str, tmp_path: Path) -> None:
     (target,) = session.find_targets(f"{app}:work", [])
     result = session.profile_function(target, Stopped(straight, noise=0.3), session.ProfileOptions(out=tmp_path, target=0.01))

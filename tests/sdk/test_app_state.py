@@ -12,8 +12,8 @@ import lamina
 from lamina import encoding
 from lamina.drivers.engine import TargetSource
 from lamina.errors import BadValue, Conflict, StoreDown
-from lamina.sdk.app_state import StateCell, StateChange, Transaction, apply_change
-from lamina.state.kv_state import KeyWatch, StateTable
+from lamina.sdk.app_state import StateCell, StateChange, StateChanges, Transaction, Verdict, apply_change
+from lamina.state.kv_state import KeyWatch, StateTable, Step
 from lamina.testing import Runtime
 from lamina.types import Call
 
@@ -131,46 +131,51 @@ def test_the_state_of_a_step_needs_a_step():
 STEP = ("call-1", 0, "f")
 
 
+def commit(table: StateTable, function: str, step: Step, reads: list[tuple[str, str, int]], ops: list[StateChange]) -> Verdict:
+    """Commit one step by itself."""
+    return table.commit(function, [step], [StateChanges(0, reads, ops)])[0]
+
+
 def put(key: str, value: Any) -> StateChange:
     return StateChange("app", key, "value", "put", encoding.encode(value))
 
 
 def test_what_was_read_must_still_be_so():
     table = StateTable("a")
-    assert table.commit("f", STEP, [("app", "k", 0)], [put("k", 1)]) is True
-    assert table.commit("f", STEP, [("app", "k", 0)], [put("k", 2)]) is False
+    assert commit(table, "f", STEP, [("app", "k", 0)], [put("k", 1)]) is True
+    assert commit(table, "f", STEP, [("app", "k", 0)], [put("k", 2)]) is False
     assert table.read(("app/a", "k")) == StateCell("value", encoding.encode(1), 1)
 
 
 def test_a_step_that_has_read_nothing_is_never_out_of_date():
     table = StateTable("a")
     for _ in range(3):
-        assert table.commit("f", STEP, [], [StateChange("app", "n", "counter", "add", encoding.encode(1))]) is True
+        assert commit(table, "f", STEP, [], [StateChange("app", "n", "counter", "add", encoding.encode(1))]) is True
     assert encoding.decode(table.read(("app/a", "n")).value or b"") == 3
 
 
 def test_changes_that_make_no_sense_are_all_left_out():
     table = StateTable("a")
-    verdict = table.commit("f", STEP, [], [put("k", 1), StateChange("app", "k", "counter", "add", encoding.encode(1))])
+    verdict = commit(table, "f", STEP, [], [put("k", 1), StateChange("app", "k", "counter", "add", encoding.encode(1))])
     assert isinstance(verdict, Conflict)
     assert table.read(("app/a", "k")) == StateCell()
 
 
 def test_a_key_that_was_deleted_and_made_anew_is_not_what_was_read():
     table = StateTable("a")
-    table.commit("f", STEP, [], [put("k", 1)])
-    table.commit("f", STEP, [], [StateChange("app", "k", "value", "delete")])
-    table.commit("f", STEP, [], [put("k", 1)])
-    assert table.commit("f", STEP, [("app", "k", 1)], [put("k", 2)]) is False
+    commit(table, "f", STEP, [], [put("k", 1)])
+    commit(table, "f", STEP, [], [StateChange("app", "k", "value", "delete")])
+    commit(table, "f", STEP, [], [put("k", 1)])
+    assert commit(table, "f", STEP, [("app", "k", 1)], [put("k", 2)]) is False
 
 
 def test_keys_that_come_and_go_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("lamina.state.kv_state.MAX_DELETED", 3)
     table = StateTable("a")
     for number in range(10):
-        table.commit("f", STEP, [], [put(f"k{number}", 1)])
-        table.commit("f", STEP, [], [StateChange("app", f"k{number}", "value", "delete")])
-    table.commit("f", STEP, [], [put("k9", 2)])
+        commit(table, "f", STEP, [], [put(f"k{number}", 1)])
+        commit(table, "f", STEP, [], [StateChange("app", f"k{number}", "value", "delete")])
+    commit(table, "f", STEP, [], [put("k9", 2)])
     assert sorted(key for _, key in table.cells) == ["k7", "k8", "k9"]
     assert table.read(("app/a", "k9")) == StateCell("value", encoding.encode(2), 3)
 
@@ -187,18 +192,18 @@ def test_changes_do_not_pile_up_for_a_store_that_is_down(monkeypatch: pytest.Mon
 
     table = StateTable("a")
     table.persist_to(Down())  # type: ignore[arg-type]
-    assert [table.commit("f", STEP, [], [put("k", number)]) for number in (1, 2)] == [True, True]
-    assert isinstance(table.commit("f", STEP, [], [put("k", 3)]), StoreDown)
+    assert [commit(table, "f", STEP, [], [put("k", number)]) for number in (1, 2)] == [True, True]
+    assert isinstance(commit(table, "f", STEP, [], [put("k", 3)]), StoreDown)
     waiting[0](None)
-    assert table.commit("f", STEP, [], [put("k", 4)]) is True
+    assert commit(table, "f", STEP, [], [put("k", 4)]) is True
 
 
 def test_an_app_that_was_deployed_later_has_state_of_its_own():
     sources = {"g": TargetSource("second"), "h": TargetSource("second", "acme")}
     table = StateTable("first", source_of=lambda target: sources.get(target, TargetSource()))
-    table.commit("f", STEP, [], [put("k", 1)])
-    table.commit("g", STEP, [], [put("k", 2)])
-    table.commit("h", STEP, [], [put("k", 3)])
+    commit(table, "f", STEP, [], [put("k", 1)])
+    commit(table, "g", STEP, [], [put("k", 2)])
+    commit(table, "h", STEP, [], [put("k", 3)])
     scopes = ("app/first", "app/second", "tenant/acme/app/second")
     assert [encoding.decode(table.read((scope, "k")).value or b"") for scope in scopes] == [1, 2, 3]
 
@@ -209,15 +214,15 @@ def test_putting_what_is_there_triggers_nothing():
     table.set_watches("a", [KeyWatch("app/a", "k*", "w")])
     table.subscribe(told.extend)
     for value in (1, 1, 2):
-        table.commit("f", STEP, [], [put("key", value)])
-    table.commit("f", STEP, [], [put("other", 1)])
+        commit(table, "f", STEP, [], [put("key", value)])
+    commit(table, "f", STEP, [], [put("other", 1)])
     assert [(write.key, write.starts, encoding.decode(write.value)) for write in told] == [("key", ("w",), 1), ("key", ("w",), 2)]
 
 
 def test_while_the_store_cannot_be_read_nothing_is_made_up():
     table = StateTable("a")
     table.set_down(StoreDown("no"))
-    assert isinstance(table.commit("f", STEP, [], [put("k", 1)]), StoreDown)
+    assert isinstance(commit(table, "f", STEP, [], [put("k", 1)]), StoreDown)
     with pytest.raises(StoreDown):
         Transaction(table).read("app/a", "k", "value")
 
@@ -227,7 +232,7 @@ def test_changes_of_a_durable_run_wait_for_its_result():
     table = StateTable("a", lambda call_id: Call(call_id, "f", 0, durable=True))
     table.set_watches("a", [KeyWatch("app/a", "k", "w")])
     table.subscribe(told.extend)
-    table.commit("f", STEP, [], [put("k", 1)])
+    commit(table, "f", STEP, [], [put("k", 1)])
     assert told == [] and table.same_transaction("call-1", 0, "another") is None
     found = table.same_transaction(*STEP)
     assert found is not None
@@ -257,7 +262,7 @@ def test_a_transaction_sees_what_will_be(changes: list[StateChange]):
     for op in changes:
         transaction.change(op)
     seen = transaction.read("app", "k", "counter")
-    table.commit("f", STEP, [], changes)
+    commit(table, "f", STEP, [], changes)
     found = table.read(("app/a", "k")).value
     assert seen == (None if found is None else encoding.decode(found))
 

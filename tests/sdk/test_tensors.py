@@ -70,7 +70,7 @@ def test_lists_iterators_and_classes_say_it_of_one_request(target: Any, batch: i
 
 
 def test_fields_of_a_typed_dict_are_outputs() -> None:
-    assert signature(several).outputs == (Port("boxes", Tensor("FP32", [-1, 4])), Port("label"))
+    assert signature(several).outputs == (Port("boxes", Tensor("FP32", [-1, 4])), Port("label", is_text=True))
 
 
 def test_a_tensor_may_be_left_out() -> None:

@@ -7,13 +7,14 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import lamina
 from lamina import each, when
 from lamina.expr import Absent
+from tests.properties import examples
 
 from .flow_interpreter import interpret
 
@@ -106,7 +107,7 @@ class World:
         self.workflow = self.app.workflow(name="w")(body)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@examples(150)
 @given(programs, st.integers(-20, 20), st.integers(-20, 20), st.integers(0, 2**16))
 def test_a_traced_workflow_computes_what_the_function_computes(program: Any, x: int, y: int, seed: int):
     world = World(program)
@@ -117,7 +118,7 @@ def test_a_traced_workflow_computes_what_the_function_computes(program: Any, x: 
     assert (found, world.calls) == (expected, wanted)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@examples(50)
 @given(programs)
 def test_every_traced_flow_passes_its_own_check(program: Any):
     World(program).workflow.flow.check()

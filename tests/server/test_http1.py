@@ -101,7 +101,6 @@ def test_a_request_is_echoed() -> None:
         ("no host", b"GET / HTTP/1.1\r\n\r\n", 400),
         ("two hosts", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
         ("a websocket", POST + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 400),
-        ("HTTP/2 without asking", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
         ("a TLS handshake", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100), 400),
         ("bare line feeds in the header", b"POST /x HTTP/1.1\nHost: a\nContent-Length: 0\n\n", 400),
         ("NUL in a header", POST + b"x: a\x00b\r\n\r\n", 400),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given
@@ -11,6 +13,7 @@ from lamina.gateway.routes.request_options import OWN_HEADERS
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.http1 import HttpConnection, HttpServer
 from lamina.server.request_parser import MAX_NAME_BYTES, MAX_NAMES, HeaderNames
+from lamina.server.turn_budget import SLICE_S, TURN_S, TurnBudget
 
 POST = b"POST /x?y=1 HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc"
 CONTINUE = b"HTTP/1.1 100 Continue"
@@ -43,24 +46,53 @@ class Wire:
     def close(self) -> None:
         self.said += b"<closed>"
 
+    def is_closing(self) -> bool:
+        return self.said.endswith(b"<closed>")
+
+    def abort(self) -> None:
+        raise AssertionError("an exception was caught")
+
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
 
 
-def server(seen: list[tuple[Any, ...]]) -> HttpServer:
+class Turns(TurnBudget):
+    """Turns of a loop that is run by hand, whose clock goes on by so much with every look."""
+
+    def __init__(self, look_s: float) -> None:
+        self.soon: deque[Callable[[], None]] = deque()
+        self._now_s, self._look_s = 0.0, look_s
+        super().__init__(self.soon.append, self._look)
+
+    def _look(self) -> float:
+        self._now_s += self._look_s
+        return self._now_s
+
+    def run(self) -> int:
+        """Turns until nothing is left to do."""
+        count = 0
+        while self.soon:
+            self.soon.popleft()()
+            count += 1
+        return count
+
+
+def server(seen: list[tuple[Any, ...]], turns: Turns) -> HttpServer:
     def handler(request: HttpRequest, exchange: Exchange) -> None:
         seen.append((request.method, request.path, request.query, dict(request.headers), request.body, request.keep_alive))
         exchange.respond(200, request.body)
 
-    return HttpServer(handler, lambda status, what, *hint: (what.encode(), b"text/plain"), None, OWN_HEADERS)
+    return HttpServer(handler, lambda status, what, *hint: (what.encode(), b"text/plain"), None, OWN_HEADERS, turns=turns)
 
 
-def feed(to: HttpServer, pieces: list[bytes]) -> bytes:
-    connection, wire = HttpConnection(to), Wire()
+def feed(seen: list[tuple[Any, ...]], pieces: list[bytes], look_s: float = 0.0) -> bytes:
+    turns = Turns(look_s)
+    connection, wire = HttpConnection(server(seen, turns)), Wire()
     connection.connection_made(wire)  # type: ignore[arg-type]
     for piece in pieces:
         connection.data_received(piece)
+        turns.run()
     connection.connection_lost(None)
     return b"".join(part for part in wire.said.split(b"\r\n") if not part.startswith(b"date:"))
 
@@ -72,8 +104,17 @@ def test_requests_in_pieces_are_seen_and_answered_as_those_that_come_whole(reque
     pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True) if a < b]
     whole: list[tuple[Any, ...]] = []
     cut: list[tuple[Any, ...]] = []
-    assert feed(server(cut), pieces).replace(CONTINUE, b"") == feed(server(whole), [stream]).replace(CONTINUE, b"")
+    look_s = data.draw(st.sampled_from([0.0, SLICE_S / 3, 2 * TURN_S]))
+    assert feed(cut, pieces, look_s).replace(CONTINUE, b"") == feed(whole, [stream]).replace(CONTINUE, b"")
     assert cut == whole
+
+
+def test_what_stands_behind_a_body_says_nothing_about_the_request():
+    """A proxy that takes headers away, or checks them, does so before the body."""
+    seen: list[tuple[Any, ...]] = []
+    head = b"POST /c HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    feed(seen, [head + b"2\r\nhi\r\n0\r\nAuthorization: Bearer x\r\nContent-Type: text/html\r\nLamina-Priority: 9\r\n\r\n"])
+    assert [(one[3], one[4]) for one in seen] == [({b"host": b"a", b"transfer-encoding": b"chunked"}, b"hi")]
 
 
 def test_the_number_and_the_length_of_names_kept_are_bounded():

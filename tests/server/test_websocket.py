@@ -6,12 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.http1 import HttpConnection, HttpLimits, HttpServer
 from lamina.server.websocket import MessageSocket, UnreadWindow
+from tests.properties import examples
 
 pytest.importorskip("wsproto")
 from wsproto.connection import Connection, ConnectionType
@@ -93,7 +94,7 @@ async def until(done: Any) -> None:
         await asyncio.sleep(0)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(MESSAGES, st.lists(st.integers(1, 400), min_size=1, max_size=30), st.booleans())
 def test_messages_come_out_as_they_went_in_however_they_were_cut(
     messages: list[str | bytes], cuts: list[int], at_once: bool

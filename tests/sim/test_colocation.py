@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.planner.interference import ColocatedBatch
 from lamina.sim.colocation import BatchWork, ColocatedBatches, CompletedWork
 from lamina.types import NEVER_US
+from tests.properties import examples
 
 
 class Each:
@@ -134,7 +135,7 @@ def played(plan: Plan) -> dict[int, CompletedWork]:
     return until_empty(crowd)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(PLANS)
 def test_small_steps_lead_to_the_same_ends(plan: Plan):
     """Brute force: half a microsecond at a time."""

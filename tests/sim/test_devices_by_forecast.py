@@ -52,6 +52,7 @@ def in_time(tmp_path: Path) -> float:
     return run(read(file)).total.attainment
 
 
+@pytest.mark.slow
 def test_a_rising_load_finds_its_machines_booted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ahead = in_time(tmp_path)
     monkeypatch.setattr(device_forecast, "MOST", 1.0)  # the load of now is all that counts

@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -17,6 +17,7 @@ from lamina.sim.run import build_controller, generate_calls, run
 from lamina.sim.scenario import Scenario, parse
 from lamina.sim.scenario import read as read_scenario
 from lamina.sim.summary import json_lines
+from tests.properties import examples
 
 from .conftest import PAGES, SCENARIOS, SMALL
 
@@ -82,7 +83,7 @@ FAULTS = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(FAULTS, st.integers(0, 1000), st.sampled_from(POLICIES))
 def test_every_call_is_answered_exactly_once_whatever_breaks(faults: list[tuple[int, Event]], seed: int, policy: str):
     scenario = replace(parse(SMALL + PAGES), duration_us=300_000)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.servers import free_port
 
 import lamina
 from lamina.bootstrap import open_local
@@ -58,12 +59,6 @@ PLACES = f"/usr/lib/rabbitmq/bin:{os.environ.get('PATH', '')}:/usr/sbin:/usr/loc
 """The server of RabbitMQ itself first: the script on the usual path becomes another user."""
 
 TOPICS = {"mqtt": "yard/gate", "nats": "yard.gate", "amqp": "yard-gate"}
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @dataclass

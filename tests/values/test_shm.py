@@ -14,6 +14,7 @@ from lamina import encoding
 from lamina.values.references import ShmRef
 from lamina.values.shm import INLINE_BYTES, ShmPool, ShmReader
 from lamina.values.shm_directory import BadSlot, ShmDirectory, remove_stale
+from lamina.values.slot_refs import SlotReferences
 
 MIB = 2**20
 
@@ -240,3 +241,20 @@ def test_only_unreferenced_slots_of_a_dead_owner_are_removed(tmp_path: Path) -> 
     folder.unlink_all("w1", but={1})
     assert sorted(os.listdir(folder.path)) == ["lock", "w1-1", "w11-0", "w11-1"]
     folder.close()
+
+
+def test_an_owner_that_ended_in_order_has_taken_its_slots_with_it(tmp_path: Path) -> None:
+    """An ingress process removes its files when it ends; a batch that still had one of its bodies must end all the same."""
+    references = SlotReferences(MIB, str(tmp_path))
+    slots = references.add_worker()
+    pool = ShmPool(references.directory.path, slots.owner, MIB)
+    ref = put(pool, b"a body")
+    slots.held.add(ref.slot)
+    reads: list[ShmRef] = []
+    references.pin(ref, reads)
+    references.release(ref)
+    pool.close()
+    references.on_worker_lost(slots)
+    references.unpin(reads)
+    assert not slots.held
+    references.directory.close()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.servers import free_port
 
 import lamina
 from lamina.errors import BadValue
@@ -85,9 +86,7 @@ web.mount("/models", served)
 @contextlib.contextmanager
 def uvicorn_at(folder: Path, target: str) -> Iterator[str]:
     """A real uvicorn, in a process of its own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "uvicorn", target, "--port", str(port), "--log-level", "warning", "--ws", "websockets"]
     environment = {**os.environ, "PYTHONPATH": SRC}
     process = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)

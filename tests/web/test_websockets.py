@@ -367,11 +367,12 @@ def frame(opcode: int, payload: bytes, *, final: bool = True) -> bytes:
         (request("GET", "/v1/functions/counts/ws?to=1"), 426),
         (upgrade("/v1/functions/counts/ws", **{"Sec-WebSocket-Version": "8"}), 426),
         (upgrade("/v1/functions/counts/ws", **{"Sec-WebSocket-Key": "short"}), 400),
-        (upgrade("/v1/functions/counts/ws", Upgrade="h2c"), 400),
+        (upgrade("/v1/functions/counts/ws", Upgrade="h2c"), 426),
+        (upgrade("/v1/functions/counts/ws", Upgrade="other"), 400),
         (upgrade("/v1/functions/counts/ws", **{"Content-Length": "5"}) + b"hello", 400),
         (upgrade("/v1/functions/counts/ws", **{"Sec-WebSocket-Protocol": "chat"}), 400),
         (upgrade("/v1/functions/nowhere/ws"), 404),
-        (upgrade("/v1/functions/counts"), 200),  # it describes the function, and upgrades nothing
+        (upgrade("/v1/functions/counts"), 426),  # the right path is in the answer
         (upgrade("/v1/functions/counts/ws", Origin="https://elsewhere.example"), 403),
         (upgrade("/v1/functions/counts/ws", Prefer="respond-async"), 400),
     ],
@@ -468,10 +469,10 @@ def test_a_client_that_does_not_read_is_cut_off(app: Path) -> None:
         async with serving(app, body_bytes=1_000_000) as gateway:
             _, writer = await opened(gateway.port, "/v1/functions/floods/ws?count=100000")
             writer.transport.pause_reading()  # type: ignore[attr-defined]
-            driver = gateway.driver
-            while not driver.controller.state.batches:
+            state = gateway.driver.controller.state
+            while not state.functions["floods"].arrivals.last_us:
                 await asyncio.sleep(0.005)
-            while driver.controller.state.batches:  # its function was closed at a yield
+            while state.runs:  # its function was closed at a yield
                 await asyncio.sleep(0.005)
             assert gateway.budget.used_bytes < 5_000_000
             writer.transport.abort()

@@ -10,10 +10,10 @@ from lamina import encoding
 from lamina.core.actions import Action, DropJob, Kill, Load, StartBatch, Unload
 from lamina.core.events import BatchFailed, BatchFinished, Event, InstanceLost, InstanceReady, JobOutcome
 from lamina.drivers.engine import EngineShared, JobValues
-from lamina.errors import Conflict, LaminaError
+from lamina.errors import Conflict
 from lamina.expr import evaluate
 from lamina.sdk.app import App
-from lamina.sdk.app_state import StateCell, StateKey, Transaction
+from lamina.sdk.app_state import WHICH_REQUEST, BatchState, StateCell, StateKey
 from lamina.sdk.context import BatchContext, active_context
 from lamina.state.kv_state import StateTable
 from lamina.types import DeviceSpec, SliceLimits
@@ -21,17 +21,9 @@ from lamina.values.references import ErrorInfo
 from lamina.worker.job_codec import error_info
 from tests.world.machine import Machine
 
-MAX_TRIES = 5
 
-
-class _Reader:
-    """What a step reads of the state, as a worker asks the gateway for it."""
-
-    def __init__(self, state: StateTable, function: str, call_id: str) -> None:
-        self._state, self._function, self._call_id = state, function, call_id
-
-    def read(self, place: StateKey) -> StateCell:
-        return self._state.read(self._state.resolve_key(self._function, self._call_id, *place))
+class StaleRead(Conflict):
+    """A step that has read what was changed meanwhile: it runs again."""
 
 
 class WorldEngine:
@@ -127,34 +119,33 @@ class WorldEngine:
                 {name: evaluate(expr, opened.__getitem__) for name, expr in args.items()}
                 or {n: v for (_, n), v in opened.items()}
             )
-        if self._app.functions[action.function].spec.max_batch > 1:
-            results: list[Any] = runner.run(calls)
-        else:
-            results = [self._in_transaction(action, runner, calls[0])]
+        results = self._in_transactions(action, runner, calls)
         outcomes = []
         for job, result in zip(action.jobs, results, strict=True):
             self.ran += 1
             if isinstance(result, Exception):
                 self._values.put_error(job, error_info(result))
-                outcomes.append(JobOutcome(False, "function-failed", type(result).__name__))
+                outcomes.append(JobOutcome(False, "function-failed", type(result).__name__, isinstance(result, StaleRead)))
             else:
                 self._values.put(job, encoding.encode(result))
                 outcomes.append(JobOutcome())
         return outcomes
 
-    def _in_transaction(self, action: StartBatch, runner: Any, call: dict[str, Any]) -> Any:
-        """A step and its changes, which are made if it is wanted; again if what it read has changed meanwhile."""
-        job = action.jobs[0]
-        for _ in range(MAX_TRIES):
-            made = Transaction(_Reader(self._state, action.function, job.call_id))
-            with active_context(BatchContext(transaction=made)):
-                result = runner.run([call])[0]
-            if isinstance(result, Exception) or job.id in self._dropped:
-                return result
-            reads = [(*place, version) for place, version in made.reads.items()]
-            verdict: LaminaError | bool = self._state.commit(action.function, (job.call_id, job.scope, job.node), reads, made.ops)
-            if verdict is True:
-                return result
-            if verdict is not False:
-                return verdict
-        return Conflict("state: changed meanwhile, again and again")
+    def _in_transactions(self, action: StartBatch, runner: Any, calls: list[dict[str, Any]]) -> list[Any]:
+        """The steps of a batch and their changes, which are made for those that are wanted and have read nothing stale."""
+        function, jobs = action.function, action.jobs
+
+        def read(place: int, key: StateKey) -> StateCell:
+            return self._state.read(self._state.resolve_key(function, jobs[place].call_id, *key))
+
+        state = BatchState(read)
+        is_batched = self._app.functions[function].spec.max_batch > 1
+        whole = WHICH_REQUEST if is_batched else state.transaction(0)
+        with active_context(BatchContext(batch=len(calls), transaction=whole, batch_state=state)):
+            results: list[Any] = runner.run(calls)
+        changes = state.changes(lambda place: not isinstance(results[place], Exception) and jobs[place].id not in self._dropped)
+        steps = [(job.call_id, job.scope, job.node) for job in jobs]
+        for place, verdict in self._state.commit(function, steps, changes).items():
+            if verdict is not True:
+                results[place] = verdict or StaleRead("state: changed meanwhile, again and again")
+        return results

@@ -6,6 +6,7 @@ its own, but one alone runs at a time: a thread that would wait gives the turn b
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import queue
 import random
@@ -22,7 +23,7 @@ FOREVER_US = 2**62
 _REAL = {
     name: getattr(time, name) for name in ("monotonic", "monotonic_ns", "time", "time_ns", "perf_counter", "perf_counter_ns")
 }
-_RealThread, _RealSemaphore = threading.Thread, threading.Semaphore
+_RealThread = threading.Thread
 EPOCH_US = 1_700_000_000_000_000
 """Wall time when a world begins."""
 
@@ -73,7 +74,9 @@ class Turn:
         self.is_killed = False
         self._machine = machine
         self._wakes_us: Callable[[], int] = lambda: 0
-        self._go, self._back = _RealSemaphore(0), _RealSemaphore(0)
+        self._go, self._back = _thread.allocate_lock(), _thread.allocate_lock()  # held by the side that waits
+        self._go.acquire()
+        self._back.acquire()
 
         def run() -> None:
             self._go.acquire()
@@ -195,10 +198,12 @@ class Machine:
     def running(self) -> Iterator[None]:
         """The world's time and threads in place of this machine's, for the product."""
         from lamina.drivers import timer
+        from lamina.server import process_status
         from lamina.store import group_commit
 
         CLOCK.now_us, CLOCK.wall_jump_us = 0, 0
         real = (timer.sys, group_commit.threading, group_commit.queue)
+        interval_s, process_status.INTERVAL_S = process_status.INTERVAL_S, 1.0  # no loop is late here
         timer.sys = types.SimpleNamespace(platform="simulated")  # type: ignore[assignment]
         group_commit.threading = types.SimpleNamespace(Thread=self._thread, Event=lambda: Flag(self))  # type: ignore[assignment]
         group_commit.queue = types.SimpleNamespace(SimpleQueue=lambda: Queue(self), Empty=queue.Empty)  # type: ignore[assignment]
@@ -206,6 +211,7 @@ class Machine:
             yield
         finally:
             timer.sys, group_commit.threading, group_commit.queue = real  # type: ignore[assignment]
+            process_status.INTERVAL_S = interval_s
             for turn in self.turns:
                 turn.kill()
             CLOCK.now_us = None
@@ -244,23 +250,33 @@ class Machine:
 
     def run(self, until: Callable[[], bool], limit_us: int) -> bool:
         """Let the world go on until this holds; False: the limit came first, or nothing is left that could happen."""
+        choice = self.rng.choice
         while not until():
-            self.turns = [turn for turn in self.turns if not turn.is_over]
-            able: list[Turn | Loop] = [one for one in (*self.loops, *self.turns) if one.owner not in self.frozen]
-            ready = [one for one in able if one.wakes_us <= self.now_us]
+            now_us, next_us, ended = self.now_us, FOREVER_US, False
+            ready: list[Turn | Loop] = []
+            for one in (*self.loops, *self.turns):
+                if isinstance(one, Turn) and one.is_over:
+                    ended = True
+                elif one.owner not in self.frozen:
+                    wakes_us = one.wakes_us
+                    if wakes_us <= now_us:
+                        ready.append(one)
+                    elif wakes_us < next_us:
+                        next_us = wakes_us
+            if ended:
+                self.turns = [turn for turn in self.turns if not turn.is_over]
             if ready:
-                one = self.rng.choice(ready)
-                self._as(one.owner, one.step)
-            elif self._timers and self._timers[0][0] <= self.now_us:
+                chosen = choice(ready) if len(ready) > 1 else ready[0]
+                self._as(chosen.owner, chosen.step)
+            elif self._timers and self._timers[0][0] <= now_us:
                 self._timers.pop(0)[2]()
             else:
-                next_us = min((one.wakes_us for one in able), default=FOREVER_US)
                 if self._timers:
                     next_us = min(next_us, self._timers[0][0])
                 if next_us > limit_us:
-                    CLOCK.now_us = max(self.now_us, min(limit_us, next_us))
+                    CLOCK.now_us = max(now_us, min(limit_us, next_us))
                     return until()
-                CLOCK.now_us = max(self.now_us, next_us)
+                CLOCK.now_us = max(now_us, next_us)
         return True
 
 

@@ -247,7 +247,9 @@ class World:
             return False
         if self.tenants is not None and not self.tenants.is_settled:
             return False
-        return self.history.sent == self.history.puts and not self.unsettled()
+        if any(self.history.puts[key] != value for key, value in self.history.sent.items()):
+            return False
+        return all(run.ids or run.refused for run in self.history.runs)
 
     def unsettled(self) -> list[str]:
         return [run.key for run in self.history.runs if not (run.ids or run.refused)]

@@ -11,7 +11,9 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -40,7 +42,9 @@ CONCURRENT_HASHES = 2
 FREE_TRIES = 5
 MAX_WAIT_S = 300
 MAX_NAMES = 10_000
-"""Wrong passwords without a wait, the longest wait after more of them, and the names that are remembered."""
+MAX_TRIES = 4
+"""Wrong passwords without a wait, the longest wait after more of them, the names that are remembered, and tries of an address at
+the same time."""
 
 
 OPERATOR = "operator"
@@ -62,26 +66,38 @@ def wall_us() -> int:
 
 
 class LoginThrottle:
-    """Exponential backoff after wrong passwords, per user name."""
+    """Exponential backoff after wrong passwords, per user name and address: one that guesses keeps itself out, and not the user.
+    An address has a few tries under way at a time, because each takes a core for a while."""
 
     def __init__(self) -> None:
-        self._failed: dict[str, tuple[int, int]] = {}  #: how often in a row, and when next
+        self._failed: dict[tuple[str, str], tuple[int, int]] = {}  #: how often in a row, and when next
+        self._tries: Counter[str] = Counter()  #: under way, by address
 
-    def check(self, name: str, now_us: int) -> None:
-        _, until_us = self._failed.get(name, (0, 0))
+    @contextmanager
+    def trying(self, name: str, address: str, now_us: int) -> Iterator[None]:
+        """A try; raises `Refused` where it is not its time."""
+        _, until_us = self._failed.get((name, address), (0, 0))
         if now_us < until_us:
             wait_s = (until_us - now_us) / 1e6
             raise Refused("too many wrong tries", reason="tries", retry_after_s=wait_s, hint=f"wait {wait_s:.0f} s")
+        if self._tries[address] >= MAX_TRIES:
+            raise Refused("too many tries at once", reason="tries", retry_after_s=1.0, hint="one after another")
+        self._tries[address] += 1
+        try:
+            yield
+        finally:
+            self._tries -= Counter((address,))
 
-    def failed(self, name: str, now_us: int) -> None:
-        count = self._failed.get(name, (0, 0))[0] + 1
+    def failed(self, name: str, address: str, now_us: int) -> None:
+        key = name, address
+        count = self._failed.pop(key, (0, 0))[0] + 1
         wait_s = min(MAX_WAIT_S, 2 ** (count - FREE_TRIES)) if count >= FREE_TRIES else 0
         while len(self._failed) >= MAX_NAMES:
             del self._failed[next(iter(self._failed))]
-        self._failed[name] = (count, now_us + wait_s * 1_000_000)
+        self._failed[key] = (count, now_us + wait_s * 1_000_000)
 
-    def succeeded(self, name: str) -> None:
-        self._failed.pop(name, None)
+    def succeeded(self, name: str, address: str) -> None:
+        self._failed.pop((name, address), None)
 
 
 class AccessControl:
@@ -158,35 +174,40 @@ class AccessControl:
         if known is not None and hmac.compare_digest(known.digest, digest):
             if known.expires_us <= now_us:
                 raise Unauthorized("the token has expired", hint="ask for a new one: lamina token create")
+            if known.id != OPERATOR and self._store.was_stopped:  # the leader of now may have revoked it
+                raise self._outdated()
             return known.identity()
         visit = self._sessions.get(digest)
         if visit is None or visit.until_us <= now_us:
             self._sessions.pop(digest, None)
-            self.check_current()
+            if self._store.exists and not self._store.holds_lease:  # the leader may know it
+                raise self._outdated()
             raise Unauthorized("unknown token", hint="log in again, or ask for a new one")
         return visit.identity
 
     def check_current(self) -> None:
-        """Raise where there is a store that this server does not lead: what it does not know, the leader may. A server that began
-        before there was a store finds out later than its clients that another one has made it."""
-        if self._store.exists and not self._store.term:
-            raise StoreDown(
-                "users and tokens may have changed: this server does not lead its store", hint="ask the leader, or try again"
-            )
+        """Raise where there is a store that this server does not lead. One that began before there was a store finds out later
+        than its clients that another has made it, and one that was stopped that another has taken the lead."""
+        if self._store.exists and (not self._store.term or self._store.was_stopped):
+            raise self._outdated()
 
-    async def log_in(self, name: str, password: str) -> tuple[str, LoginSession]:
-        """Log in with a password: a session token, and its session."""
+    def _outdated(self) -> StoreDown:
+        return StoreDown("users and tokens may have changed: it is not sure that this server leads its store", hint="try again")
+
+    async def log_in(self, name: str, password: str, address: str = "") -> tuple[str, LoginSession]:
+        """Log in with a password: a session token, and its session. `address`: of the client."""
         now_us = self.now_us()
-        self._throttle.check(name, now_us)
         person = self.people.get(name)
         known = person.password if person is not None else ""
-        async with self._hashing:
-            right = await asyncio.to_thread(passwords.verify, password, known)
+        with self._throttle.trying(name, address, now_us):
+            async with self._hashing:
+                right = await asyncio.to_thread(passwords.verify, password, known)
         if not right or person is None:
-            self._throttle.failed(name, now_us)
-            await self.audit(Identity("", name[:63], frozenset()), "log-in", ok=False)
+            self._throttle.failed(name, address, now_us)
+            if person is not None:  # a name that there is not is no one's, and each would be a row in the store
+                self._audit_soon(AuditEntry(at_us=now_us, actor=name, tenant="", what="log-in", subject="", ok=False))
             raise Unauthorized("name or password is wrong", hint="an invited user signs up first")
-        self._throttle.succeeded(name)
+        self._throttle.succeeded(name, address)
         token = passwords.random_token("lms")
         visit = LoginSession(Identity(person.tenant, person.name, frozenset(person.scopes)), now_us + SESSION_S * 1_000_000)
         while len(self._sessions) >= MAX_SESSIONS:
@@ -201,14 +222,17 @@ class AccessControl:
     def end_sessions(self, name: str) -> None:
         self._sessions = {key: visit for key, visit in self._sessions.items() if visit.identity.name != name}
 
-    async def sign_up(self, name: str, password: str, code: str) -> None:
-        """Sign up with the code of an invitation, once."""
+    async def sign_up(self, name: str, password: str, code: str, address: str = "") -> None:
+        """Sign up with the code of an invitation, once. `address`: of the client."""
         now_us = self.now_us()
-        self._throttle.check(name, now_us)
+        with self._throttle.trying(name, address, now_us):
+            await self._sign_up(name, password, code, address, now_us)
+
+    async def _sign_up(self, name: str, password: str, code: str, address: str, now_us: int) -> None:
         person = self.people.get(name)
         given = passwords.digest(code)
         if person is None or not person.code or not hmac.compare_digest(person.code, given) or person.code_until_us <= now_us:
-            self._throttle.failed(name, now_us)
+            self._throttle.failed(name, address, now_us)
             raise Unauthorized("no such invitation", hint="ask for one: lamina user invite")
         async with self._hashing:
             known = await asyncio.to_thread(passwords.hash_password, password)
@@ -244,6 +268,11 @@ class AccessControl:
         )
         nonce = secrets.token_hex(4)
         await self.write(lambda db: access_store.append_audit(db, entry, nonce))
+
+    def _audit_soon(self, entry: AuditEntry) -> None:
+        """Write to the audit log without waiting for the disk: how long an answer takes must not tell which users exist."""
+        nonce = secrets.token_hex(4)
+        self._store.write(lambda db: access_store.append_audit(db, entry, nonce))
 
     def write(self, work: Work[T]) -> Awaitable[T]:
         return _future(lambda done: self._store.write(work, done))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lamina.asl.document import inner_machines
 from lamina.asl.fields import EXTENDED, EXTENDED_TOP, Dialect
+from lamina.asl.flow_export import export_flow
 from lamina.asl.paths import member_path
 from lamina.core.workflow.flow import Each, Flow, Node, Parallel
 from lamina.errors import BadFlow
@@ -18,8 +20,13 @@ def is_asl_flow(flow: Flow) -> bool:
     return isinstance(flow.data, dict) and "asl" in flow.data
 
 
-def to_document(flow: Flow, dialect: Dialect = "extended") -> dict[str, Any]:
-    """The document this flow was made of. `strict` refuses what only the extended dialect can say."""
+def to_document(
+    flow: Flow, dialect: Dialect = "extended", params_of: Callable[[str], Sequence[str]] = lambda function: ()
+) -> dict[str, Any]:
+    """The document this flow was made of, or one that does the same as it does. `strict` refuses what only the extended dialect
+    can say. `params_of` tells the parameters of a function."""
+    if not is_asl_flow(flow):
+        return export_flow(flow, params_of)
     document = _machine(flow)
     if dialect == "strict" and (found := extended_fields(document)):
         where, field = found[0]
@@ -42,11 +49,6 @@ def extended_fields(document: dict[str, Any], path: str = "$") -> list[tuple[str
 
 
 def _machine(flow: Flow) -> dict[str, Any]:
-    if not is_asl_flow(flow):
-        raise BadFlow(
-            f"workflow {flow.name!r} is traced from Python: its steps run as their values arrive, and states run in turn",
-            hint="write it with the builder to export it",
-        )
     states = {name: _state(node) for name, node in flow.nodes.items()}
     return {**flow.data["asl"], "StartAt": flow.start[0], "States": states}
 

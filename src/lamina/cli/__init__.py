@@ -9,8 +9,9 @@ import difflib
 import importlib
 import os
 import pkgutil
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ import click
 from lamina.errors import FunctionFailed, LaminaError, LoadFailed, Refused, Unreachable
 
 CONFIG_FILE = "lamina.toml"
+_VARIABLES = frozenset(f"LAMINA_{name}" for name in ("URL", "ADMIN_URL", "TOKEN", "CONFIG", "DATA", "JOIN", "VOLUMES"))
+"""Variables that are read under the name of an option, without that of its command."""
+_OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
 EXIT_FAILED, EXIT_BAD, EXIT_REFUSED, EXIT_NO_SERVER, EXIT_STOPPED = 1, 2, 3, 4, 130
 
 
@@ -81,6 +85,8 @@ def _default_options(ctx: click.Context, file: Path | None, environment: Mapping
     names = ("serve", "dev") if name == "dev" else (name,)
     for table in names:
         found |= _defaults(command, tables.get(table, {}), f"{file or CONFIG_FILE}: [{table}]")
+    for variable, hint in unread_variables(command, names, environment).items():
+        click.echo(f"warning: {variable} is not read: {hint}", err=True)
     for prefix in names:
         _merge(found, from_environment(command, f"LAMINA_{prefix}", environment))
     return {name: found}
@@ -95,6 +101,32 @@ def from_environment(command: click.Command, prefix: str, environment: Mapping[s
             found[str(param.name)] = environment[variable].split() if param.multiple else environment[variable]
     for name, inner in command.commands.items() if isinstance(command, click.Group) else ():
         found |= {name: given} if (given := from_environment(inner, f"{prefix}_{name}", environment)) else {}
+    return found
+
+
+def unread_variables(command: click.Command, names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that look like options of this command and are none, each with a hint: `LAMINA_PORT`, `LAMINA_SERVE_PROT`.
+
+    Those that Kubernetes sets for a service named `lamina` (`LAMINA_PORT=tcp://...`) are no mistakes of the user's.
+    """
+    if isinstance(command, click.Group):
+        return {}
+    options = {
+        option_name(param).upper().replace("-", "_"): param
+        for param in command.params
+        if isinstance(param, click.Option) and not param.is_eager
+    }
+    own = f"LAMINA_{names[-1].upper()}_"
+    found: dict[str, str] = {}
+    for variable, value in environment.items():
+        if variable in _VARIABLES or _OF_KUBERNETES.search(variable) or value.startswith(("tcp://", "udp://", "sctp://")):
+            continue
+        option = variable.removeprefix("LAMINA_")
+        if variable.startswith(own) and (option := variable.removeprefix(own)) not in options:
+            close = difflib.get_close_matches(option, options, n=1)
+            found[variable] = f"did you mean {own}{close[0]}?" if close else f"lamina {names[-1]} has no such option"
+        elif option in options and variable == f"LAMINA_{option}":
+            found[variable] = f"--{option_name(options[option])} is LAMINA_{names[0].upper()}_{option}"
     return found
 
 

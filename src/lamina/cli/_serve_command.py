@@ -218,7 +218,7 @@ class _Server:
 
     async def serve(self) -> int:
         from lamina.core.eventlog import EventLogWriter
-        from lamina.server.process_status import return_large_blocks
+        from lamina.server.process_status import return_free_memory
 
         config, log_file = self._config, self._config.observe.log_file
         stop = asyncio.Event()
@@ -237,7 +237,7 @@ class _Server:
             except LaminaError:
                 await self._runtime.driver.stop()
                 raise
-            return_large_blocks()
+            return_free_memory()
             gc.collect()
             gc.freeze()  # what is here now stays: looking through it again and again would stop the loop for milliseconds
             gc.set_threshold(*GC_AT)

@@ -244,7 +244,7 @@ class AgentOptions:
         for text in others:
             parse_address(text, "--agents-peers")
         addresses = tuple(dict.fromkeys([f"{host}:{listen.port}", *others]))
-        join = JoinTerms(addresses, listen.token.decode("utf-8", "replace"))
+        join = JoinTerms(addresses, listen.token.own.decode("utf-8", "replace"))
         terms = [parse_terms(text) for text in self.launchers]
         return tuple((open_launcher(one, join), NodePool(one)) for one in terms)
 

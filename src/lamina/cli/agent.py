@@ -14,7 +14,7 @@ from lamina.errors import BadValue
 from lamina.units import parse_us
 
 if TYPE_CHECKING:
-    from lamina.cluster.agent import AgentConfig
+    from lamina.cluster.leader_session import AgentConfig
     from lamina.engines.app_environments import EnvironmentOptions
 
 _PEM = click.Path(readable=False, path_type=Path)
@@ -99,7 +99,7 @@ async def _serve(
     import msgspec
 
     from lamina.bootstrap import open_agent
-    from lamina.cluster.agent import LeaderSession
+    from lamina.cluster.leader_session import LeaderSession
     from lamina.gateway.deploy.app_package import unpack_from_leader
 
     stop = asyncio.Event()
@@ -126,8 +126,8 @@ def agent_config(options: dict[str, Any]) -> AgentConfig:
     """Configuration of an agent from the options of the command."""
     import socket
 
-    from lamina.cluster.agent import AgentConfig
     from lamina.cluster.credentials import TlsFiles, read_token
+    from lamina.cluster.leader_session import AgentConfig
 
     joins = tuple(text.strip() for text in options["joins"].split(",") if text.strip())
     places = [parse_address(text, "--join") for text in joins]

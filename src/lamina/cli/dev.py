@@ -116,7 +116,10 @@ class Supervisor:
     def _start(self) -> subprocess.Popen[bytes]:
         words = [*(["--open"] if self._opens else []), *self._words]
         self._opens = False
-        return subprocess.Popen([sys.executable, "-m", "lamina", "serve", *words])
+        # A compiled module counts as fresh while the second and the size of its source are the same: a change of one letter right
+        # after a start would not be seen. So the app's own are not kept; those of installed packages are read as ever.
+        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+        return subprocess.Popen([sys.executable, "-m", "lamina", "serve", *words], env=environment)
 
 
 def _stop(child: subprocess.Popen[bytes]) -> int:

@@ -16,7 +16,6 @@ import contextlib
 import logging
 import os
 import re
-import ssl
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,14 +27,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from lamina.cluster.beats import BeatThread
-from lamina.cluster.credentials import JoinDenied, TicketKey, TlsFiles, proof, proves
-from lamina.cluster.data_port import DataClient, DataPort, join_address, split_address
-from lamina.cluster.frame_link import FrameLink
+from lamina.cluster.credentials import proof
+from lamina.cluster.data_port import DataClient, DataPort, join_address
+from lamina.cluster.leader_session import AgentConfig, LeaderSession, Refusal
 from lamina.cluster.messages import (
-    PROTOCOL,
     AdoptOnNode,
-    Challenge,
     ChunkOnNode,
     CommitAnswer,
     CommitState,
@@ -57,16 +53,14 @@ from lamina.cluster.messages import (
     PackageStored,
     ReadyOnNode,
     ReleaseValues,
+    ReportOnNode,
     ResizeOnNode,
     RunOnNode,
     StateAnswer,
     TakenOnNode,
     UnloadOnNode,
     WantsToLeave,
-    Welcome,
-    to_agent_reader,
 )
-from lamina.cluster.node_registry import SUSPECT_US
 from lamina.cluster.node_values import LeaderState, NodeValues
 from lamina.cluster.packages import PackageStore
 from lamina.core.actions import DropJob, JobRef, Kill, Load, Resize, StartBatch, Unload
@@ -74,6 +68,7 @@ from lamina.core.events import BatchFailed, BatchFinished, Event, Heartbeat, Ins
 from lamina.drivers.engine import Engine, EngineShared, MessageStream, TargetSource
 from lamina.drivers.timer import clock_us
 from lamina.engines.app_environments import AppEnvironments
+from lamina.engines.composite import CompositeEngine
 from lamina.errors import BadValue, Conflict, LaminaError, LeadershipLost, LoadFailed, NotLeader, StoreDown
 from lamina.expr import Leaf
 from lamina.ipc.framing import FrameError, read_mask, wire_mask
@@ -96,22 +91,9 @@ RETRY_S = 0.1
 """Between two rounds over all addresses."""
 
 LAG_EVERY_S = 0.05
+REPORT_EVERY_S = 1.0
 FETCH_THREADS = 8
 _ENTRY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\.py(:[A-Za-z_][A-Za-z0-9_]*)?")
-
-
-class AgentConfig(Struct, frozen=True, kw_only=True):
-    """What an agent is: its name, the servers it may join, and how others reach its values."""
-
-    name: str
-    joins: tuple[str, ...]
-    token: bytes = b""
-    tls: TlsFiles = TlsFiles()
-    host: str = "127.0.0.1"  #: of the data port
-    port: int = 0
-    advertise: str = ""  #: HOST:PORT that other machines reach the data port by; "": where it listens
-    folder: Path  #: for packages, and the highest epoch seen
-    trusts_deployers: bool = False  #: code of tenants is taken, and runs as this process' user
 
 
 class NodeShared(EngineShared):
@@ -153,7 +135,7 @@ class _Call:
 
 
 @dataclass(slots=True, eq=False)
-class _Batch:
+class NodeBatch:
     """One batch, from its frame to its result."""
 
     session: LeaderSession
@@ -164,133 +146,9 @@ class _Batch:
     is_blocked: bool = False  #: the batch that it is behind has not been started yet
     is_started: bool = False
     failure: str = ""
-    followers: list[_Batch] = field(default_factory=list)  #: blocked by this one
+    followers: list[NodeBatch] = field(default_factory=list)  #: blocked by this one
     fetched: list[ShmRef] = field(default_factory=list)  #: slots to be freed at its end
     spans: list[InnerSpan] = field(default_factory=list)
-
-
-class LeaderSession:
-    """One connection to a leader, from its challenge to its end."""
-
-    def __init__(self, agent: Agent, address: str) -> None:
-        self.address = address
-        self.link: FrameLink | None = None
-        self.epoch, self.cell, self.incarnation = 0, "", 0
-        self.beats: BeatThread | None = None
-        self.key: TicketKey | None = None
-        self.welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.held: dict[tuple[str, int], int] = {}  #: results that the leader may still need, with their serials
-        self.jobs: dict[int, int] = {}  #: this agent's number of a job, by the leader's
-        self.batches: dict[int, _Batch] = {}  #: by the leader's number
-        self._agent = agent
-        self._nonce, self._challenge = os.urandom(32), b""
-
-    @property
-    def is_live(self) -> bool:
-        return self.link is not None and self.link.is_open
-
-    @property
-    def is_silent(self) -> bool:
-        return self.beats is not None and self.beats.silent_us > SUSPECT_US
-
-    def send(self, *frames: Struct) -> None:
-        if self.link is not None:
-            self.link.send(*frames)
-
-    async def open(self, tls: ssl.SSLContext | None) -> None:
-        """Connect, and be welcomed. Raises `LaminaError` or `OSError`."""
-        host, port = split_address(self.address)
-        made = FrameLink(to_agent_reader(), lambda link: None, self._on_frame, self._on_closed)
-        await asyncio.get_running_loop().create_connection(
-            lambda: made, host, port, ssl=tls, server_hostname=host if tls else None
-        )
-        self.link = made
-        await self.welcomed
-
-    def close(self) -> None:
-        if self.beats is not None:
-            self.beats.stop()
-            self.beats = None
-        if self.link is not None:
-            self.link.close()
-
-    def _on_frame(self, link: FrameLink, frame: Any) -> None:
-        if self.welcomed.done():
-            self._agent.on_frame(self, frame)
-        elif isinstance(frame, Challenge) and not self._challenge:
-            self._on_challenge(link, frame)
-        elif isinstance(frame, Welcome) and self._challenge:
-            self._on_welcome(link, frame)
-        elif isinstance(frame, JoinRefused):
-            self._fail(Refusal(frame.message, hint=frame.hint, code=frame.code, leader=frame.leader))
-        else:
-            raise FrameError(f"{type(frame).__name__} before a welcome")
-
-    def _on_challenge(self, link: FrameLink, frame: Challenge) -> None:
-        if frame.protocol != PROTOCOL:
-            self._fail(
-                Refusal(f"the server speaks version {frame.protocol} of the protocol, this agent {PROTOCOL}", code="version")
-            )
-            return
-        try:
-            self._agent.check_epoch(frame.cell, frame.epoch)
-        except LaminaError as error:
-            self._fail(error)
-            return
-        self._challenge = frame.nonce
-        link.send(self._agent.hello(frame.nonce, self._nonce))
-
-    def _on_welcome(self, link: FrameLink, frame: Welcome) -> None:
-        agent = self._agent
-        if not proves(frame.proof, agent.config.token, "leader", self._nonce, self._challenge, frame.cell, frame.epoch):
-            self._fail(JoinDenied(f"the server at {self.address} does not know the join token", hint="is it the right one?"))
-            return
-        try:
-            agent.check_epoch(frame.cell, frame.epoch)
-        except LaminaError as error:
-            self._fail(error)
-            return
-        link.trust()
-        self.epoch, self.cell, self.incarnation = frame.epoch, frame.cell, frame.incarnation
-        self.key = TicketKey(agent.config.token, frame.cell, frame.epoch)
-        loop = asyncio.get_running_loop()
-
-        def ended(why: str) -> None:
-            loop.call_soon_threadsafe(self._on_beats_ended, why)
-
-        self.beats = BeatThread(
-            *(self.address, agent.client_tls, agent.config.token, agent.config.name, frame.incarnation),
-            *(frame.beat_us, frame.fence_us, agent.lag_us, ended),
-        )
-        agent.adopt_session(self)  # before another frame is read: what follows is for this one
-        self.welcomed.set_result(None)
-
-    def _on_beats_ended(self, why: str) -> None:
-        if self.link is not None:
-            self.link.close(f"beats ended: {why}")
-
-    def _fail(self, error: LaminaError) -> None:
-        if not self.welcomed.done():
-            self.welcomed.set_exception(error)
-        if self.link is not None:
-            self.link.close(error.message)
-
-    def _on_closed(self, link: FrameLink, why: str) -> None:
-        if not self.welcomed.done():
-            self.welcomed.set_exception(Refusal(f"{self.address}: {why}", code="closed"))
-            self.welcomed.exception()  # a try that was given up is not waited for
-        else:
-            self._agent.on_session_closed(self, why)
-
-
-class Refusal(LaminaError):
-    """A server that did not take this agent."""
-
-    status = 403
-
-    def __init__(self, message: str, *, hint: str = "", code: str = "refused", leader: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.why, self.leader = code, leader
 
 
 class Agent:
@@ -316,7 +174,7 @@ class Agent:
         self._environments = environments
         self._values = NodeValues()
         self._instances: dict[str, _Instance] = {}  #: by this agent's own name
-        self._batches: dict[int, _Batch] = {}  #: by this agent's own number
+        self._batches: dict[int, NodeBatch] = {}  #: by this agent's own number
         self._calls: dict[str, _Call] = {}
         self._numbers = 0
         self._threads = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="fetch")
@@ -344,7 +202,7 @@ class Agent:
         self._data_port = DataPort(
             *(self._references.directory.path, config.host, config.port, tls), self._is_held, only_own=not config.token
         )
-        lag = asyncio.create_task(self._track_lag())
+        lag, reports = asyncio.create_task(self._track_lag()), asyncio.create_task(self._report_executors())
         seek = asyncio.create_task(self._stay_joined(on_joined))
         waits = [asyncio.create_task(event.wait()) for event in (stop, self._done)]
         try:
@@ -354,9 +212,9 @@ class Agent:
             if not self._done.is_set():
                 await self._leave(grace_s)
         finally:
-            for task in (lag, seek, *waits, *self._tasks):
+            for task in (lag, reports, seek, *waits, *self._tasks):
                 task.cancel()
-            await asyncio.gather(lag, seek, *waits, *self._tasks, return_exceptions=True)
+            await asyncio.gather(lag, reports, seek, *waits, *self._tasks, return_exceptions=True)
             session, self.session = self.session, None
             if session is not None:
                 with contextlib.suppress(LaminaError):
@@ -384,6 +242,14 @@ class Agent:
                 session.close()
             elif session is not None and session.is_silent:
                 self._wake.set()
+
+    async def _report_executors(self) -> None:
+        """Tell the leader now and then how the processes are that own this node's GPUs."""
+        while isinstance(self._engine, CompositeEngine):
+            await asyncio.sleep(REPORT_EVERY_S)
+            reports = self._engine.executor_reports()
+            if reports and self.session is not None:
+                self.session.send(*(ReportOnNode(device, report) for device, report in reports.items()))
 
     def lag_us(self) -> int:
         """How late the event loop is; asked by the beats' thread."""
@@ -462,14 +328,14 @@ class Agent:
             if cell != current.cell and not current.is_silent:
                 raise Refusal("this agent has another leader", code="has-leader")
 
-    def hello(self, challenge: bytes, nonce: bytes) -> Hello:
+    def hello(self, token: bytes, challenge: bytes, nonce: bytes) -> Hello:
         config = self.config
         loaded = [
             LoadedInstance(one.local, one.function, one.device, one.version, one.sha256, wire_mask(one.mask), one.quota)
             for one in self._instances.values()
             if one.is_ready
         ]
-        said = proof(config.token, "agent", challenge, nonce, config.name, self.boot_us)
+        said = proof(token, "agent", challenge, nonce, config.name, self.boot_us)
         devices = list(self._engine.devices)
         return Hello(config.name, self.boot_us, nonce, said, self.data_address, devices, loaded, self._packages.stored())
 
@@ -488,8 +354,8 @@ class Agent:
             self._epochs = {session.cell: session.epoch} if session.cell else {**self._epochs, session.cell: session.epoch}
             _write_epochs(self._epochs_file, {cell: epoch for cell, epoch in self._epochs.items() if not cell})
         self._state.connect(session.send, self._commit)
-        assert self._data_port is not None
-        self._data_port.set_key(session.key)
+        assert self._data_port is not None and session.key is not None
+        self._data_port.set_keys(session.key)
         for instance in self._instances.values():
             instance.name = ""
 
@@ -540,17 +406,19 @@ class Agent:
                     session.send(LostOnNode(frame.instance, "worker-lost"))
                 else:
                     instance.name = frame.instance
+                    session.instances[frame.instance] = instance.local
             case UnloadOnNode():
-                instance = self._named(frame.instance) or self._instances.get(frame.instance)
+                instance = self._named(session, frame.instance) or self._instances.get(frame.instance)
                 if instance is not None:
                     del self._instances[instance.local]
+                    session.instances.pop(instance.name, None)
                     self._engine.perform(Unload(instance.local))
             case KillOnNode():
-                instance = self._named(frame.instance)
+                instance = self._named(session, frame.instance)
                 if instance is not None:
                     self._engine.perform(Kill(instance.local, frame.reason))
             case ResizeOnNode():
-                instance = self._named(frame.instance)
+                instance = self._named(session, frame.instance)
                 if instance is not None:
                     instance.mask, instance.quota = read_mask(frame.mask), frame.quota
                     self._engine.perform(Resize(instance.local, instance.mask, frame.quota))
@@ -570,7 +438,7 @@ class Agent:
             case StateAnswer():
                 self._state.on_answer(frame.question, frame.cell)
             case CommitAnswer():
-                self._state.on_answer(frame.question, _refusal_of(frame.error) if frame.error is not None else frame.committed)
+                self._state.on_answer(frame.question, {})
             case DrainNode():
                 self._done.set()
             case JoinRefused():
@@ -583,8 +451,8 @@ class Agent:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _named(self, name: str) -> _Instance | None:
-        return next((one for one in self._instances.values() if one.name == name and name), None)
+    def _named(self, session: LeaderSession, name: str) -> _Instance | None:
+        return self._instances.get(session.instances.get(name, ""))
 
     # ------------------------------------------------------------------ instances
 
@@ -596,6 +464,7 @@ class Agent:
             *(code.sha256, read_mask(frame.mask), frame.quota),
         )
         self._instances[made.local] = made
+        session.instances[frame.instance] = made.local
         try:
             if code.tenant and not self.config.trusts_deployers:
                 raise LoadFailed(
@@ -609,7 +478,10 @@ class Agent:
             path = self._packages.path(code.sha256, code.entry)
             python = await self._environments.ensure(Path(path.partition(":")[0]).parent)
             if python and frame.device.startswith("gpu"):
-                raise LoadFailed(f"{spec.name!r} has packages of its own, and those of a GPU's executor are this node's")
+                raise LoadFailed(
+                    f"{spec.name!r} has packages of its own, and those of a GPU's executor are this node's",
+                    hint="install them where the node's agent is installed, or leave the function's gpu= away",
+                )
         except (LaminaError, OSError) as error:
             hint = error.hint if isinstance(error, LaminaError) else ""
             if self._instances.pop(made.local, None) is not None and session is self.session:
@@ -632,7 +504,7 @@ class Agent:
     # -------------------------------------------------------------------- batches
 
     def _on_run(self, session: LeaderSession, frame: RunOnNode) -> None:
-        instance = self._named(frame.instance)
+        instance = self._named(session, frame.instance)
         if instance is None:  # lost; the leader is about to hear of it
             return
         if session.beats is not None and session.beats.is_fenced:
@@ -646,7 +518,7 @@ class Agent:
             cores=frame.cores,
             part=frame.part,
         )
-        batch = _Batch(session, frame.batch_id, action, tuple(one.ref.id for one in frame.jobs))
+        batch = NodeBatch(session, frame.batch_id, action, tuple(one.ref.id for one in frame.jobs))
         self._batches[number] = session.batches[frame.batch_id] = batch
         if behind is not None and not behind.is_started:
             batch.is_blocked = True
@@ -694,7 +566,7 @@ class Agent:
         call = self._calls.get(call_id)
         return call.deadline_us if call is not None else 0
 
-    def _fetch(self, batch: _Batch, ref: NodeRef, places: list[tuple[list[tuple[Leaf, Stored]], int]]) -> None:
+    def _fetch(self, batch: NodeBatch, ref: NodeRef, places: list[tuple[list[tuple[Leaf, Stored]], int]]) -> None:
         """Fetch a value into a slot of this machine, in a thread; the batch starts when all of its are here."""
         reserved = self._references.pool.reserve(ref.size)
         room: memoryview | bytearray = reserved[1] if reserved is not None else bytearray(ref.size)
@@ -718,7 +590,7 @@ class Agent:
 
         work.add_done_callback(done)
 
-    def _start_if_ready(self, batch: _Batch) -> None:
+    def _start_if_ready(self, batch: NodeBatch) -> None:
         if batch.fetching or batch.is_blocked or batch.is_started:
             return
         if batch.failure:
@@ -729,13 +601,13 @@ class Agent:
         self._engine.perform(batch.action)
         self._unblock(batch)
 
-    def _unblock(self, batch: _Batch) -> None:
+    def _unblock(self, batch: NodeBatch) -> None:
         followers, batch.followers = batch.followers, []
         for follower in followers:
             follower.is_blocked = False
             self._start_if_ready(follower)
 
-    def _forget_batch(self, batch: _Batch) -> list[Stored | ErrorInfo | None]:
+    def _forget_batch(self, batch: NodeBatch) -> list[Stored | ErrorInfo | None]:
         """A batch has ended, however it did; returns the results there are."""
         self._batches.pop(batch.action.batch_id, None)
         batch.session.batches.pop(batch.wire_id, None)
@@ -755,15 +627,15 @@ class Agent:
         self._unblock(batch)
         return results
 
-    def _free_fetched(self, batch: _Batch) -> None:
+    def _free_fetched(self, batch: NodeBatch) -> None:
         for ref in batch.fetched:
             self._references.release(ref)
         batch.fetched.clear()
 
-    def _commit(self, question: int, function: str, step: tuple[str, int, str], done: BatchDone) -> bool:
-        """Send the changes of a step's state with its result, in one frame."""
+    def _commit(self, question: int, done: BatchDone) -> bool:
+        """Send the changes of the state with the results of their batch, in one frame."""
         batch = self._batches.get(done.batch_id)
-        if batch is None or batch.session is not self.session or done.state is None:
+        if batch is None or batch.session is not self.session:
             return False
         results: list[bytes | ErrorInfo] = []
         for result in done.results:
@@ -771,7 +643,7 @@ class Agent:
                 results.append(bytes(self._references.reader.view(result)))
             else:
                 results.append(result)
-        batch.session.send(CommitState(question, batch.wire_id, done.device_us, results, function, step, done.state))
+        batch.session.send(CommitState(question, batch.wire_id, done.device_us, results, done.state))
         return True
 
     # --------------------------------------------------------------------- events
@@ -829,6 +701,7 @@ class Agent:
         for batch in [one for one in self._batches.values() if one.action.instance == event.instance]:
             self._forget_batch(batch)
         if instance is not None and instance.name and self.session is not None:
+            self.session.instances.pop(instance.name, None)
             error = None if instance.is_ready else self._engine.load_errors.get(instance.function)
             self.session.send(LostOnNode(instance.name, event.reason, error))
 

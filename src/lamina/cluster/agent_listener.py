@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from lamina.cluster.credentials import JoinDenied, TicketKey, TlsFiles, proof, proves
+from lamina.cluster.credentials import JoinDenied, JoinToken, TicketKey, TlsFiles, proof, proves
 from lamina.cluster.data_port import DataPort, IsCurrent, join_address
 from lamina.cluster.frame_link import FrameLink
 from lamina.cluster.messages import (
@@ -59,7 +59,7 @@ class ListenForAgents(Struct, frozen=True, kw_only=True):
 
     host: str
     port: int
-    token: bytes = b""
+    token: JoinToken = JoinToken()
     tls: TlsFiles = TlsFiles()
     advertise: str = ""  #: host that agents reach it by, if that is not where it listens
 
@@ -106,7 +106,7 @@ class AgentListener:
         self._config = config
         self._open_node, self._on_change = open_node, on_change
         self._refusal: Callable[[], LaminaError] = lambda: NotLeader("this server does not lead yet", leader="")
-        self._key: TicketKey | None = None
+        self._keys: dict[bytes, TicketKey] = {}  #: of this epoch, by the token that machines have joined with
         self._listener: Listener | None = None
         self._data_port: DataPort | None = None
         self._strangers: dict[FrameLink, bytes] = {}  #: with the number that each must prove the token for
@@ -147,9 +147,18 @@ class AgentListener:
     def lead(self, cell: str, epoch: int) -> None:
         """Take agents from now on, under this epoch."""
         self.cell, self.epoch = cell, epoch
-        self._key = TicketKey(self._config.token, cell, epoch)
-        if self._data_port is not None:
-            self._data_port.set_key(self._key)
+        self._keys.clear()
+        for token in self._config.token.accepted or (b"",):
+            self._key(token)
+
+    def _key(self, token: bytes) -> TicketKey:
+        """Key of tickets for machines that have joined with this token. Those of tokens that have been taken back stay: machines
+        that have joined stay too."""
+        if token not in self._keys:
+            self._keys[token] = TicketKey(token, self.cell, self.epoch)
+            if self._data_port is not None:
+                self._data_port.set_keys(*self._keys.values())
+        return self._keys[token]
 
     def accept_ingress(self, open_ingress: OpenIngress) -> None:
         """Take front doors of other machines too."""
@@ -160,7 +169,7 @@ class AgentListener:
         self.epoch = 0
         self._refusal = refusal
         if self._data_port is not None:
-            self._data_port.set_key(None)
+            self._data_port.set_keys()
         for link, (node, incarnation) in list(self._links.items()):
             self._report(self.registry.lose(clock_us(), node, incarnation, "this server stands by"))
             link.close("this server stands by")
@@ -240,21 +249,25 @@ class AgentListener:
     def _take_agent(self, link: FrameLink, hello: Hello, nonce: bytes) -> None:
         if not self.epoch:
             raise self._refusal()
-        token = self._config.token
-        if not proves(hello.proof, token, "agent", nonce, hello.nonce, hello.node, hello.boot_us):
+        token = self._proven(hello.proof, "agent", nonce, hello.nonce, hello.node, hello.boot_us)
+        if token is None:
             raise JoinDenied(f"node {hello.node!r} does not know the join token", hint="give agent and leader the same token")
         if len(self.registry.nodes) >= MAX_NODES and hello.node not in self.registry.nodes:
             raise BadValue(f"there are {MAX_NODES} nodes", hint="a leader takes no more")
         self._check_devices(hello)
-        assert self._key is not None
         incarnation, changes = self.registry.hello(clock_us(), hello.node, hello.boot_us, link.peer)
         del self._strangers[link]
         self._links[link] = (hello.node, incarnation)
         link.trust()
         self._report(changes)  # the incarnation before, if there is one, is closed first
-        self._nodes[hello.node, incarnation] = self._open_node(link, hello, incarnation, self._key, self.data_address)
+        self._nodes[hello.node, incarnation] = self._open_node(link, hello, incarnation, self._key(token), self.data_address)
         said = proof(token, "leader", hello.nonce, nonce, self.cell, self.epoch)
         link.send(Welcome(said, self.epoch, self.cell, incarnation, BEAT_US, FENCE_US, self.data_address))
+
+    def _proven(self, given: bytes, role: str, *parts: bytes | str | int) -> bytes | None:
+        """The token that this proof is of; None: of none that counts."""
+        tokens = self._config.token.accepted or (b"",)
+        return next((token for token in tokens if proves(given, token, role, *parts)), None)
 
     def _check_devices(self, hello: Hello) -> None:
         ids = [device.id for device in hello.devices]
@@ -263,7 +276,7 @@ class AgentListener:
             raise BadValue(f"node {hello.node!r} announces devices that make no sense", hint="agent and leader of one version?")
 
     def _take_beats(self, link: FrameLink, hello: BeatHello, nonce: bytes) -> None:
-        if not proves(hello.proof, self._config.token, "beat", nonce, hello.nonce, hello.node, hello.incarnation):
+        if self._proven(hello.proof, "beat", nonce, hello.nonce, hello.node, hello.incarnation) is None:
             raise JoinDenied(f"node {hello.node!r} does not know the join token", hint="give agent and leader the same token")
         if not self.registry.is_current(hello.node, hello.incarnation):
             raise BadValue(f"incarnation {hello.incarnation} of node {hello.node!r} is closed", hint="say hello again")
@@ -275,17 +288,16 @@ class AgentListener:
     def _take_ingress(self, link: FrameLink, hello: IngressHello, nonce: bytes) -> None:
         if not self.epoch:
             raise self._refusal()
-        token = self._config.token
-        if not proves(hello.proof, token, "ingress", nonce, hello.nonce, hello.name, hello.data_address, hello.owner):
+        token = self._proven(hello.proof, "ingress", nonce, hello.nonce, hello.name, hello.data_address, hello.owner)
+        if token is None:
             raise JoinDenied(f"front door {hello.name!r} does not know the join token", hint="give it the token of this server")
         if self._open_ingress is None or len(self._fronts) >= MAX_FRONTS:
             raise BadValue(f"there are {len(self._fronts)} front doors", hint="a leader takes no more")
-        assert self._key is not None
         del self._strangers[link]
         link.trust()
         said = proof(token, "leader", hello.nonce, nonce, self.cell, self.epoch)
         link.send(Welcome(said, self.epoch, self.cell, 0, BEAT_US, FENCE_US, self.data_address))
-        self._fronts[link] = _Front(self._open_ingress(link, hello, self._key, self.data_address), clock_us())
+        self._fronts[link] = _Front(self._open_ingress(link, hello, self._key(token), self.data_address), clock_us())
         log.info("front door %s at %s has joined", hello.name, link.peer)
 
     def _on_front_frame(self, link: FrameLink, frame: Any) -> None:

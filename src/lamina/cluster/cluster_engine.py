@@ -33,6 +33,7 @@ from lamina.drivers.engine import JobValues
 from lamina.drivers.timer import clock_us
 from lamina.engines.composite import CompositeEngine
 from lamina.errors import Conflict, LaminaError, NotFound
+from lamina.gpu.protocol import ExecutorReport
 from lamina.ipc.framing import read_mask
 from lamina.state.kv_state import StateTable
 from lamina.types import DeviceSpec
@@ -79,6 +80,16 @@ class ClusterEngine(CompositeEngine):
     def devices(self) -> list[DeviceSpec]:
         """Devices that are there from the start; those of nodes join later."""
         return super().devices if self._uses_local else []
+
+    def executor_report(self, device: str) -> ExecutorReport | None:
+        node = self.nodes.get(device.rpartition(".")[0])
+        return node.executor_reports.get(device) if node is not None else super().executor_report(device)
+
+    def executor_reports(self) -> dict[str, ExecutorReport]:
+        found = super().executor_reports()
+        for node in self.nodes.values():
+            found.update(node.executor_reports)
+        return found
 
     async def start(self, post: Callable[[Event], None], values: JobValues, deadline_us: Callable[[str], int]) -> None:
         await super().start(post, values, deadline_us)

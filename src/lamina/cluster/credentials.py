@@ -2,7 +2,8 @@
 
 The token itself never travels. Each side sends a number, and the other answers with a keyed hash of it: an agent that does not
 know the token is not taken, and neither does an agent take a leader that does not. Tickets are made with a key that both derive
-from the token, the cell and the epoch: one for each value, until its time is up, and of no more use when another server leads.
+from the token, the cell and the epoch: one for each value, as long as that is there, and of no more use when another server
+leads. No clock is asked: those of machines differ.
 """
 
 from __future__ import annotations
@@ -83,23 +84,66 @@ def _trust(context: ssl.SSLContext, ca: str) -> None:
         raise BadValue(f"--tls-ca {ca}: it cannot be used: {error}", hint="a PEM file with one certificate or more") from None
 
 
-def read_token(file: Path | None, option: str, host: str = "") -> bytes:
+class JoinToken:
+    """The join token, which both sides prove to know. One in a file is read again when the file has changed, so that it can be
+    rotated while machines stay joined. A file may have several, one a line: the first is this machine's own, and a leader takes
+    machines that know any of them."""
+
+    def __init__(self, *tokens: bytes, file: Path | None = None) -> None:
+        self._tokens = tuple(token for token in tokens if token)
+        self._file = file
+        self._stamp = _stamp(file)
+
+    def __bool__(self) -> bool:
+        return bool(self._tokens)
+
+    @property
+    def own(self) -> bytes:
+        return self.accepted[0] if self._tokens else b""
+
+    @property
+    def accepted(self) -> tuple[bytes, ...]:
+        """All that count now. A file that cannot be read, or has a token in it that is too short, changes nothing."""
+        if self._file is not None and (stamp := _stamp(self._file)) != self._stamp:
+            try:
+                found = _lines(self._file.read_bytes())
+            except OSError:
+                found = ()
+            if found and min(map(len, found)) >= MIN_TOKEN_BYTES:
+                self._tokens, self._stamp = found, stamp
+        return self._tokens
+
+
+def _lines(text: bytes) -> tuple[bytes, ...]:
+    return tuple(line for each in text.splitlines() if (line := each.strip()))
+
+
+def _stamp(file: Path | None) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(file) if file is not None else None
+    except OSError:
+        return None
+    return (found.st_ino, found.st_mtime_ns, found.st_size) if found is not None else None
+
+
+def read_token(file: Path | None, option: str, host: str = "") -> JoinToken:
     """The join token, from a file or the environment. Only on loopback there may be none."""
     if file is not None:
-        text = read_user_file(file, "a file with the token, made by `openssl rand -hex 32`", field=option).strip()
-        token = text if isinstance(text, bytes) else text.encode()
+        text = read_user_file(file, "a file with the token, made by `openssl rand -hex 32`", field=option)
+        tokens = _lines(text if isinstance(text, bytes) else text.encode())
     else:
-        token = os.environ.get(TOKEN_VARIABLE, "").strip().encode()
-    if not token and host not in LOOPBACK:
+        tokens = _lines(os.environ.get(TOKEN_VARIABLE, "").encode())
+    if not tokens and host not in LOOPBACK:
         raise BadValue(
             f"{option}: agents of other machines need a join token",
             hint=f"give {option} FILE, or set {TOKEN_VARIABLE}; `openssl rand -hex 32` makes one",
         )
-    if token and len(token) < MIN_TOKEN_BYTES:
-        raise BadValue(
-            f"{option}: the join token has {len(token)} bytes", hint=f"at least {MIN_TOKEN_BYTES}: `openssl rand -hex 32`"
-        )
-    return token
+    for token in tokens:
+        if len(token) < MIN_TOKEN_BYTES:
+            raise BadValue(
+                f"{option}: the join token has {len(token)} bytes", hint=f"at least {MIN_TOKEN_BYTES}: `openssl rand -hex 32`"
+            )
+    return JoinToken(*tokens, file=file)
 
 
 def proof(token: bytes, role: str, *parts: bytes | str | int) -> bytes:

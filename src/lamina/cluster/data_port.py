@@ -29,20 +29,14 @@ from lamina.values.shm_directory import BadSlot, slot_path, spill_path
 
 log = logging.getLogger("lamina")
 
-_MAGIC = b"LMD1"
-_ASKED = struct.Struct("<4s32sIQQQQ")
-"""Magic, owner, slot, start, size, serial of the value, until when (seconds since 1970)."""
+_MAGIC = b"LMD2"
+_ASKED = struct.Struct("<4s32sIQQQ")
+"""Magic, owner, slot, start, size, serial of the value."""
 REQUEST_BYTES = _ASKED.size + TICKET_BYTES
 _END = b"\x01"
 """Behind a value that was there to its last byte."""
 _HEAD = struct.Struct("<q")
 """How many bytes follow; less than zero: none, and why."""
-
-TICKET_S = 3_600
-"""How long a ticket is good: longer than a value waits for its step."""
-
-SKEW_S = 300
-"""By so much clocks of machines may differ."""
 
 MAX_CONNECTIONS = 128
 """One thread each."""
@@ -66,14 +60,11 @@ class FetchFailed(LaminaError):
 
 def make_request(key: TicketKey, owner: str, slot: int, start: int, size: int, serial: int = 0) -> bytes:
     """Ticket for one value: what a client sends to get it. Made by the leader alone."""
-    asked = _ASKED.pack(_MAGIC, owner.encode(), slot, start, size, serial, int(time.time()) + TICKET_S)
-    return asked[-8:] + key.sign(asked)
+    return key.sign(_ASKED.pack(_MAGIC, owner.encode(), slot, start, size, serial))
 
 
 def _request_of(ref: NodeRef) -> bytes:
-    until, ticket = ref.ticket[:8], ref.ticket[8:]
-    named = (ref.owner.encode(), ref.slot, ref.start, ref.size, ref.serial)
-    return _ASKED.pack(_MAGIC, *named, int.from_bytes(until, "little")) + ticket
+    return _ASKED.pack(_MAGIC, ref.owner.encode(), ref.slot, ref.start, ref.size, ref.serial) + ref.ticket
 
 
 IsCurrent = Callable[[str, int, int], bool]
@@ -99,7 +90,7 @@ class DataPort:
         self._is_current = is_current
         self._tls = tls
         self._only_own = only_own
-        self._key: TicketKey | None = None
+        self._keys: tuple[TicketKey, ...] = ()
         self._open = set[socket.socket]()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -108,9 +99,9 @@ class DataPort:
         self.port: int = self._socket.getsockname()[1]
         threading.Thread(target=self._accept, name="data-port", daemon=True).start()
 
-    def set_key(self, key: TicketKey | None) -> None:
-        """Another epoch, another key: tickets of before are of no more use."""
-        self._key = key
+    def set_keys(self, *keys: TicketKey) -> None:
+        """Another epoch, other keys: tickets of before are of no more use."""
+        self._keys = keys
 
     def close(self) -> None:
         self._is_closed = True
@@ -164,9 +155,9 @@ class DataPort:
 
     def _answer(self, peer: socket.socket, asked: bytes) -> bool:
         """Answer one request; False: this client is not spoken to any more."""
-        body, ticket, key = asked[: _ASKED.size], asked[_ASKED.size :], self._key
-        magic, owner, slot, start, size, serial, until_s = _ASKED.unpack(body)
-        if magic != _MAGIC or key is None or not key.allows(body, ticket) or until_s + SKEW_S < time.time():
+        body, ticket = asked[: _ASKED.size], asked[_ASKED.size :]
+        magic, owner, slot, start, size, serial = _ASKED.unpack(body)
+        if magic != _MAGIC or not any(key.allows(body, ticket) for key in self._keys):
             peer.sendall(_HEAD.pack(_DENIED))
             return False
         name = owner.rstrip(b"\0").decode()

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from lamina.cluster.credentials import JoinDenied, TicketKey, TlsFiles, proof, proves
+from lamina.cluster.credentials import JoinDenied, JoinToken, TicketKey, TlsFiles, proof, proves
 from lamina.cluster.data_port import split_address
 from lamina.cluster.frame_link import FrameLink
 from lamina.cluster.messages import (
@@ -52,7 +52,7 @@ class IngressTerms(Struct, frozen=True, kw_only=True):
 
     name: str
     joins: tuple[str, ...]
-    token: bytes = b""
+    token: JoinToken = JoinToken()
     tls: TlsFiles = TlsFiles()
     data_address: str
     owner: str
@@ -80,6 +80,7 @@ class LeaderConnection:
         self._on_data: Callable[[bytes], None] | None = None
         self._unread: list[bytes] = []  #: what came before it was known where to
         self._terms, self._seen, self._on_end = terms, seen, on_end
+        self._token = terms.token.own
         self._nonce, self._challenge = os.urandom(32), b""
         self._link: FrameLink | None = None
         self._heard_us, self._beat_us, self._beats = clock_us(), 0, 0
@@ -146,17 +147,16 @@ class LeaderConnection:
         else:
             self._challenge = frame.nonce
             said = (terms.name, terms.data_address, terms.owner)
-            shown = proof(terms.token, "ingress", frame.nonce, self._nonce, *said)
+            shown = proof(self._token, "ingress", frame.nonce, self._nonce, *said)
             link.send(IngressHello(terms.name, self._nonce, shown, *said[1:], terms.speaks_grpc))
 
     def _on_welcome(self, link: FrameLink, frame: Welcome) -> None:
-        token = self._terms.token
-        if not proves(frame.proof, token, "leader", self._nonce, self._challenge, frame.cell, frame.epoch):
+        if not proves(frame.proof, self._token, "leader", self._nonce, self._challenge, frame.cell, frame.epoch):
             self._fail(JoinDenied(f"the server at {self.address} does not know the join token", hint="is it the right one?"))
             return
         link.trust()
         self.epoch, self.cell, self._beat_us = frame.epoch, frame.cell, frame.beat_us
-        self.key = TicketKey(token, frame.cell, frame.epoch)
+        self.key = TicketKey(self._token, frame.cell, frame.epoch)
         self._beat()
         self._welcomed.set_result(None)
 

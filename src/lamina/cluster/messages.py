@@ -15,14 +15,14 @@ from msgspec import Meta, Struct
 
 from lamina.core.actions import JobRef
 from lamina.expr import Expr, Leaf
+from lamina.gpu.protocol import ExecutorReport
 from lamina.ipc.framing import FrameReader, Natural, WireMask
-from lamina.sdk.app_state import StateCell
+from lamina.sdk.app_state import StateCell, StateChanges
 from lamina.sdk.spans import InnerSpan
 from lamina.types import DeviceSpec, FunctionSpec
 from lamina.values.references import ErrorInfo, NodeRef, Owner
-from lamina.worker.protocol import StateChanges
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of these frames; both sides must speak the same one."""
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?\Z")]
@@ -219,11 +219,9 @@ class StateAnswer(_Message, frozen=True, tag=18):
 
 
 class CommitAnswer(_Message, frozen=True, tag=19):
-    """Answer to `CommitState`: committed; out of date; or invalid."""
+    """Answer to `CommitState`: the leader has what it needs of the batch."""
 
     question: Natural
-    committed: bool
-    error: ErrorInfo | None = None
 
 
 class DrainNode(_Message, frozen=True, tag=20):
@@ -289,6 +287,13 @@ class OutputOnNode(_Message, frozen=True, tag=36):
     line: str
 
 
+class ReportOnNode(_Message, frozen=True, tag=44):
+    """State of the process that owns a GPU of this node: memory, clocks, power, temperature. Told once a second."""
+
+    device: Text
+    report: ExecutorReport
+
+
 class PackageStored(_Message, frozen=True, tag=37):
     sha256: Sha256
 
@@ -304,15 +309,14 @@ class ReadState(_Message, frozen=True, tag=38):
 
 
 class CommitState(_Message, frozen=True, tag=39):
-    """Changes of the state with the result of their step: either both count or neither, whatever becomes of this node."""
+    """Changes of the state with the results of their batch: of each job either both count or neither, whatever becomes of this
+    node."""
 
     question: Natural
     batch_id: Natural
     device_us: Natural
     results: list[bytes | ErrorInfo]
-    function: Text
-    step: tuple[str, int, str]
-    changes: StateChanges
+    changes: list[StateChanges]
 
 
 class WantsToLeave(_Message, frozen=True, tag=40):
@@ -374,6 +378,7 @@ FromAgent = (
     | ChunkOnNode
     | OutputOnNode
     | PackageStored
+    | ReportOnNode
     | ReadState
     | CommitState
     | WantsToLeave

@@ -23,8 +23,9 @@ BEAT_US = 100_000
 SUSPECT_US = 300_000
 """Silence after which a node gets nothing new: three beats."""
 
-LOST_US = 1_000_000
-"""Silence after which a node is lost, and what ran there runs elsewhere."""
+LOST_US = 900_000
+"""Silence after which a node is lost, and what ran there runs elsewhere: with the look that finds it and the second run, a caller
+of short work is answered within a second."""
 
 FENCE_US = 3_000_000
 """How long an agent starts work without a word from its leader. Longer than `LOST_US`: it only has to end before a second copy of

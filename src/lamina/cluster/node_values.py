@@ -6,7 +6,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -14,9 +14,9 @@ from msgspec import Struct
 from lamina.cluster.messages import ReadState
 from lamina.core.actions import JobRef
 from lamina.drivers.engine import Origin
-from lamina.errors import LaminaError
 from lamina.expr import Expr, Leaf
-from lamina.sdk.app_state import UNKNOWN, StateCell
+from lamina.sdk.app_state import UNKNOWN, StateCell, Verdict
+from lamina.state.kv_state import Step
 from lamina.values.references import ErrorInfo, Stored
 from lamina.worker.protocol import BatchDone
 
@@ -66,8 +66,8 @@ class NodeValues:
         return self._results.pop(job_id, None)
 
 
-Commit = Callable[[int, str, tuple[str, int, str], BatchDone], bool]
-"""Sends the changes and the result of a step to the leader, under the number of a question; False: it is not there any more."""
+Commit = Callable[[int, BatchDone], bool]
+"""Sends the changes and the results of a batch to the leader, under the number of a question; False: it is not there any more."""
 
 
 class LeaderState:
@@ -95,12 +95,13 @@ class LeaderState:
             answer(UNKNOWN)  # of a leader that is gone: its step is void, and must not wait for ever
 
     def submit(
-        self, function: str, step: tuple[str, int, str], done: BatchDone, decided: Callable[[LaminaError | bool], None]
+        self, function: str, steps: Sequence[Step], done: BatchDone, decided: Callable[[dict[int, Verdict]], None]
     ) -> None:
+        """The leader knows the steps, and takes the results with the changes: there is nothing left to decide here."""
         question = self._note(decided)
-        if self._commit is None or not self._commit(question, function, step, done):
+        if self._commit is None or not self._commit(question, done):
             del self._waiting[question]
-            decided(True)  # to no effect: the leader that has asked for it is gone
+            decided({})  # to no effect: the leader that has asked for it is gone
 
     def on_answer(self, question: int, answer: Any) -> None:
         waiting = self._waiting.pop(question, None)

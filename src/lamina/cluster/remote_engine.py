@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -43,6 +44,7 @@ from lamina.cluster.messages import (
     ReadState,
     ReadyOnNode,
     ReleaseValues,
+    ReportOnNode,
     ResizeOnNode,
     RunOnNode,
     StateAnswer,
@@ -54,9 +56,12 @@ from lamina.core.actions import Action, DropJob, JobRef, Kill, Load, Resize, Sta
 from lamina.core.events import BatchFailed, BatchFinished, Heartbeat, InstanceLost, InstanceReady
 from lamina.drivers.engine import MessageStream
 from lamina.drivers.timer import clock_us
-from lamina.engines.inflight import InFlightBatch, InFlightBatches, deliver_results
+from lamina.engines.inflight import InFlightBatch, InFlightBatches, checked_changes, commit_errors, deliver_results
 from lamina.errors import LaminaError
+from lamina.gpu.protocol import ExecutorReport
 from lamina.ipc.framing import FrameError, wire_mask
+from lamina.sdk.app_state import StateChanges
+from lamina.state.kv_state import Step
 from lamina.types import DeviceSpec
 from lamina.values.references import DeviceRef, ErrorInfo, NodeRef, ShmRef, Stored
 
@@ -93,6 +98,7 @@ class RemoteEngine:
         self.found = {f"{hello.node}:{one.name}": one for one in hello.loaded}  #: not adopted yet, by the name the core is told
         self.devices = [self._spec(device) for device in hello.devices]
         self.is_draining = False
+        self.executor_reports: dict[str, ExecutorReport] = {}  #: by device, as the controller knows it
         self._parts, self._link, self._key, self._own_address = parts, link, key, own_address
         self._instances: dict[str, RemoteInstance] = {}
         self._batches = InFlightBatches[RemoteBatch](parts.references)
@@ -286,6 +292,10 @@ class RemoteEngine:
                 self._on_failed(frame)
             case OutputOnNode():
                 self._parts.shared.on_output(frame.function, f"{self.node}:{frame.instance}", frame.calls, frame.line)
+            case ReportOnNode():
+                device = f"{self.node}.{frame.device}"
+                if any(one.id == device for one in self.devices):
+                    self.executor_reports[device] = frame.report
             case PackageStored():
                 self.packages.add(frame.sha256)
             case ReadState():
@@ -389,28 +399,39 @@ class RemoteEngine:
     # --------------------------------------------------------------------- state
 
     def _commit(self, frame: CommitState) -> None:
-        """Commit the state of a step, and take its result in the same turn: if its node is lost after this, neither is lost, and
-        if it was lost before, neither has happened."""
+        """Commit the state of a batch, and take its results in the same turn: if its node is lost after this, neither is lost,
+        and if it was lost before, neither has happened."""
         batch = self._batches.open.get(frame.batch_id)
-        if batch is not None and len(frame.results) != len(batch.action.jobs):
+        if batch is None:
+            self._link.send(CommitAnswer(frame.question))  # to no effect: its results are not wanted
+            return
+        jobs = [job for index, job in enumerate(batch.action.jobs) if index not in batch.failed]  # as the node has them
+        if len(frame.results) != len(jobs) or batch.results:
             raise FrameError(f"{len(frame.results)} results for batch {frame.batch_id}, which it does not have")
-        call_id = batch.action.jobs[0].call_id if batch is not None else ""
-        self._parts.state.permit(call_id, frame.changes.ops, partial(self._commit_permitted, frame))
+        changes = checked_changes(frame.batch_id, frame.changes, len(jobs))
+        wanted = [one for one in changes if self._batches.is_wanted(jobs[one.place].id)]
+        if wanted:
+            steps = [(job.call_id, job.scope, job.node) for job in jobs]
+            self._parts.state.permit_all(steps, wanted, partial(self._commit_permitted, frame, jobs, steps))
+        else:
+            self._commit_permitted(frame, jobs, [], [])
 
-    def _commit_permitted(self, frame: CommitState, is_permitted: bool) -> None:
-        batch, changes = self._batches.open.get(frame.batch_id), frame.changes
+    def _commit_permitted(
+        self, frame: CommitState, jobs: Sequence[JobRef], steps: Sequence[Step], permitted: Sequence[StateChanges]
+    ) -> None:
+        batch, parts = self._batches.open.get(frame.batch_id), self._parts
         if self._is_closed:
             return
-        if batch is None or not is_permitted or not self._batches.is_wanted(batch.action.jobs[0].id):
-            self._link.send(CommitAnswer(frame.question, True))  # to no effect: its result is not wanted
+        self._link.send(CommitAnswer(frame.question))
+        if batch is None:
             return
-        job = batch.action.jobs[0]  # what the frame says of it is not asked: a node changes what its batch may change
-        step = (job.call_id, job.scope, job.node)
-        verdict = self._parts.state.commit(batch.action.function, step, changes.reads, changes.ops)
-        error = ErrorInfo(type(verdict).__name__, verdict.message) if isinstance(verdict, LaminaError) else None
-        self._link.send(CommitAnswer(frame.question, verdict is True, error))
-        if verdict is True:
-            self._finish(batch, frame.device_us, list(frame.results))
+        verdicts = parts.state.commit(batch.action.function, steps, permitted)
+        errors = commit_errors(jobs, verdicts, lambda job: job.call_id not in parts.values.pieces)
+        given = iter([errors.get(place, result) for place, result in enumerate(frame.results)])
+        results: list[bytes | ShmRef | ErrorInfo] = [
+            batch.failed[index] if index in batch.failed else next(given) for index in range(len(batch.action.jobs))
+        ]
+        self._finish(batch, frame.device_us, results)
 
     # ----------------------------------------------------------------------- end
 

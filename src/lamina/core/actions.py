@@ -39,6 +39,8 @@ class StartBatch(Struct, frozen=True, tag=True):
     transfer_us: int = 0  #: of the time predicted: bringing its inputs over from other nodes
     delay: str = ""  #: why the function was deferred before, if it was
     part: float = 1.0  #: of its units: of a light or concurrent function, others have the rest
+    gives_way: bool = False  #: it runs in segments, and pauses while others have units of its slice
+    overlaps: tuple[int, ...] = ()  #: batches on its units that give way to it; of one that gives way, those that it waits for
 
 
 class Load(Struct, frozen=True, tag=True):

@@ -33,11 +33,13 @@ class CallCancelled(Struct, frozen=True, tag=True):
 
 class JobOutcome(Struct, frozen=True, array_like=True):
     """Outcome of one job of a batch. `error` is a stable word, `name` what the error is called where it was raised, for
-    catchers; its text stays outside the core."""
+    catchers; its text stays outside the core. `is_stale`: it has read state that was changed meanwhile, and nothing else is
+    wrong: it may run again."""
 
     ok: bool = True
     error: str = ""
     name: str = ""
+    is_stale: bool = False
 
 
 class BatchFinished(Struct, frozen=True, tag=True):
@@ -59,6 +61,13 @@ class InstanceReady(Struct, frozen=True, tag=True):
     instance: str
     load_us: int = 0
     probes: tuple[tuple[int, int, int], ...] = ()  #: warm-up runs before it took calls: batch, units, microseconds
+
+
+class InstanceSegmented(Struct, frozen=True, tag=True):
+    """Batches of an instance can run in segments from now on, the longest of which takes so long, and be paused between two."""
+
+    instance: str
+    segment_us: int
 
 
 class InstanceLost(Struct, frozen=True, tag=True):
@@ -181,6 +190,7 @@ Event = (
     | BatchFinished
     | BatchFailed
     | InstanceReady
+    | InstanceSegmented
     | InstanceLost
     | DeviceJoined
     | DeviceLost

@@ -4,7 +4,8 @@
 - A draining one goes on with what it has while its instances are replaced elsewhere. The last instance of a function that is in
   use stays until another is ready: a device that is about to leave is better than none.
 - What a device had loaded when it joined is adopted where it is of use: no weight is loaded twice because the way there was cut,
-  or because another controller leads now.
+  or because another controller leads now. It takes the place of one that is still being loaded: devices join one after the
+  other, and the first one is given what the next one brings along.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from lamina.core.scheduling.cluster import Cluster
 from lamina.core.scheduling.failures import Failures
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.queues import DispatchQueue
-from lamina.core.scheduling.state import ControllerState, FunctionState, Instance
+from lamina.core.scheduling.state import Clock, ControllerState, FunctionState, Instance
 
 
 class Membership:
@@ -30,6 +31,7 @@ class Membership:
     def __init__(
         self,
         state: ControllerState,
+        clock: Clock,
         cluster: Cluster,
         dispatch_queue: DispatchQueue,
         failures: Failures,
@@ -42,6 +44,7 @@ class Membership:
         self._dispatch_queue = dispatch_queue
         self._failures = failures
         self._rolling_update = rolling_update
+        self._clock = clock
         self._on_change = on_change
         self._out = out
 
@@ -58,6 +61,10 @@ class Membership:
     def on_device_joined(self, event: DeviceJoined) -> None:
         if event.device.id not in self._state.devices:
             self._cluster.add_device(event.device)
+            for function in self._state.functions.values():
+                if function.consecutive_crashes and not function.instances:
+                    function.forgive()  # it may be loaded here
+                    self._dispatch_queue.needs_instance(function.spec.name)
             self._on_change()
             self.replace_draining()
 
@@ -85,17 +92,33 @@ class Membership:
 
     def on_instance_found(self, event: InstanceFound) -> None:
         function, device = self._state.functions.get(event.function), self._state.devices.get(event.device)
-        if function is not None and device is not None and self._is_of_use(function, device, event):
-            self._cluster.add_instance(function, device, event.mask, event.quota, event.name)
-        else:
+        if function is None or device is None:
             self._out.append(Unload(event.name))
+            return
+        loading = self._still_loading(function)
+        if not self._is_of_use(function, device, event, len(function.instances) - (loading is not None)):
+            self._out.append(Unload(event.name))
+            return
+        if loading is not None:
+            self._cluster.unload_instance(UnloadInstance(loading.id))
+        self._cluster.add_instance(function, device, event.mask, event.quota, event.name)
 
-    def _is_of_use(self, function: FunctionState, device: Device, event: InstanceFound) -> bool:
+    def _still_loading(self, function: FunctionState) -> Instance | None:
+        """The instance that was begun last of those that are being loaded, for no other reason than that there was none."""
+        found = [
+            one
+            for one in function.instances.values()
+            if one.phase is InstancePhase.LOADING
+            and not (one.is_adopted or one.batches or self._rolling_update.is_successor(one.id))
+        ]
+        return found[-1] if found else None
+
+    def _is_of_use(self, function: FunctionState, device: Device, event: InstanceFound, others: int) -> bool:
         """Whether it is of the version wanted, no more than may be, and finds its place on its device."""
         spec = function.spec
         if spec.version != event.version or not spec.fits_family(device.spec.family) or not device.takes_instances:
             return False
-        if len(function.instances) >= max(1, spec.scale.max):
+        if others >= max(1, spec.scale.max):
             return False
         if device.memory_used_mib + spec.memory_mib > device.spec.memory_mib:
             return False
@@ -107,6 +130,9 @@ class Membership:
 
     def rearrange(self) -> None:
         """Move instances off draining devices, and apart. To be called now and then."""
+        for function in self._state.functions.values():
+            if function.avoided:
+                function.forget_avoided(self._clock.now_us)
         self.replace_draining()
         self.spread()
 
@@ -149,6 +175,7 @@ class Membership:
             return
         if old.phase is InstancePhase.LOADING or self._is_spare(function, old):
             self._cluster.unload_instance(UnloadInstance(old.id))
+            self._rolling_update.resume(function, withdrawn=old.id)
         else:
             self._rolling_update.replace(function, old)
 

@@ -136,6 +136,13 @@ def _queue_full(told: dict[str, Any]) -> list[str]:
     return [*said, "Calls of it come faster than they are served."]
 
 
+def _overloaded(told: dict[str, Any]) -> list[str]:
+    return [
+        "More calls came than the server's own process could handle, whatever its devices could do.",
+        "Each target was held to the same number of calls a second, and an ingress process refused what was over it.",
+    ]
+
+
 def _no_capacity(told: dict[str, Any]) -> list[str]:
     return ["No device here can run it: it asks for more units or memory, or another kind of device, than there is."]
 
@@ -165,6 +172,7 @@ _BY_REASON: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "share": _share,
     "cost": _cost,
     "queue-full": _queue_full,
+    "overloaded": _overloaded,
     "no-capacity": _no_capacity,
     "bad-value": _bad_value,
 }

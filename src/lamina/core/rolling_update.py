@@ -75,11 +75,17 @@ class RollingUpdate:
         self._continue(self._state.functions[instance.function])
 
     def on_instance_lost(self, instance: Instance, reason: str) -> None:
-        """Halt if a successor cannot be loaded; called before it is removed. A lost device is not the version's fault."""
+        """Halt if a successor cannot be loaded; called before it is removed. A lost device, or one where
+        nothing of it can be loaded, is not the version's fault."""
         old = self._state.instances.get(self._replaces.pop(instance.id, ""))
-        is_new = old is not None and old.version != instance.version and reason != "device-lost"
+        is_new = old is not None and old.version != instance.version and reason not in ("device-lost", "device-failed")
         if is_new and instance.phase is InstancePhase.LOADING:
             self.halted[instance.function] = instance.version
+
+    def resume(self, function: FunctionState, withdrawn: str = "") -> None:
+        """Continue elsewhere, after a successor could not be loaded where it was tried, or was withdrawn from there."""
+        self._replaces.pop(withdrawn, None)
+        self._continue(function)
 
     def outdated(self, function: FunctionState) -> list[Instance]:
         """Instances of another version that do not leave yet."""
@@ -88,7 +94,7 @@ class RollingUpdate:
 
     def _continue(self, function: FunctionState) -> None:
         name = function.spec.name
-        if name in self.halted or any(new in self._replaces for new in function.instances):
+        if name in self.halted or any(new in self._replaces for new in function.instances) or not self._has_place(function):
             return
         for old in self.outdated(function):
             if old.phase is InstancePhase.LOADING:
@@ -97,6 +103,11 @@ class RollingUpdate:
             if self.replace(function, old):
                 return
             self._cluster.unload_instance(UnloadInstance(old.id))
+
+    def _has_place(self, function: FunctionState) -> bool:
+        """Whether there is a device at all that successors could be on: else the old ones are better than none."""
+        devices = self._state.devices.values()
+        return any(device.takes_instances and function.spec.fits_family(device.spec.family) for device in devices)
 
     def _load_successor(self, function: FunctionState, old: Instance, nodes: Container[str] | None) -> Instance | None:
         """Load a successor, with a home as large as the old one's, unless another size was deployed."""
@@ -109,7 +120,7 @@ class RollingUpdate:
             is_elsewhere = nodes is not None and device.spec.node not in nodes
             if is_elsewhere or not device.takes_instances or not function.spec.fits_family(device.spec.family):
                 continue
-            if not device.unreserved_block(wanted or asked, borrow=not wanted):
+            if function.avoids(device.spec) or not device.unreserved_block(wanted or asked, borrow=not wanted):
                 continue
             try:
                 return self._cluster.load_instance(LoadInstance(function.spec.name, device_id, wanted))

@@ -342,6 +342,14 @@ class RealtimeDriver(Driver):
     def _tick(self) -> None:
         self.post(Tick())
 
+    def cancel_waiting(self) -> int:
+        """Cancel calls of which nothing runs now: on a server that starts nothing more they would wait in vain. How many."""
+        runs = self.controller.state.runs
+        waiting = [one for one in self._pending if (run := runs.get(one)) and not any(job.batch_id for job in run.jobs.values())]
+        for call_id in waiting:
+            self.cancel(call_id)
+        return len(waiting)
+
     async def drain(self, grace_s: float) -> int:
         """Wait for calls in flight; returns how many had to be given up."""
         if self._pending:

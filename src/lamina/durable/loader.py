@@ -1,8 +1,9 @@
 """Loader of queued durable runs: by priority, tenants in turn, each tenant's by age, a page at a time.
 
-A lane is the runs of one priority and tenant. Identifiers sort by age, so one cursor per lane tells what has been loaded;
-`unloaded` counts what lies behind it. A count that is too high costs a look into the store and corrects itself; it is never too
-low. A tenant over its limits is passed over until it is within them: its runs wait in the store, where they hold up no others.
+A lane is the runs of one priority and tenant. Identifiers sort by age, so one cursor per lane tells what has been loaded (a run
+that was loaded twice is started once); `unloaded` counts what lies behind it. A count that is too high costs a look into the
+store and corrects itself; it is never too low. A tenant over its limits is passed over until it is within them: its runs wait in
+the store, where they hold up no others.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ class RunLoader:
     def on_accepted(self, row: RunRow, inputs: bytes) -> None:
         """A new run is on disk; if none is ahead of it, it starts at once."""
         lane = self._lane((row.priority, row.tenant))
-        if row.id <= lane.cursor:
-            return  # loaded before this was called back
+        if row.id <= lane.cursor:  # loaded before this was called back; or accepted by a clock that was set back, and passed over
+            self.requeue(row.id, row.tenant)
+            return
         is_held_up = self._requeued or self._loaded or self._is_closed or not self._is_recovered or row.tenant in self._paused
         if is_held_up or self._has_earlier(row.priority) or not self._has_room(False):
             lane.unloaded += 1

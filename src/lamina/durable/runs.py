@@ -220,6 +220,13 @@ class DurableRuns:
         if self.store.down is not None or not self._is_open:
             done(self.store.down or StoreDown("runs: those of an earlier server have not been read yet", hint="try again"))
             return
+        if self.store.term and row.size_bytes > self.store.spare_bytes:
+            done(
+                StoreDown(
+                    "runs: the disk of the store is nearly full", hint="what is left is for runs under way; make room on it"
+                )
+            )
+            return
         row = msgspec.structs.replace(row, id=self._new_id(), state="queued", created_us=self.wall_us())
         name, body = self._recovery.flow_digest(row.target) if row.kind == "workflow" else ("", b"")
         row = msgspec.structs.replace(row, flow=name)

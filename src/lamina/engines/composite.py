@@ -11,6 +11,7 @@ from lamina.drivers.engine import JobValues
 from lamina.engines.cpu import CpuEngine
 from lamina.engines.gpu import GpuEngine
 from lamina.gpu.mps import MpsSlicer
+from lamina.gpu.protocol import ExecutorReport
 from lamina.types import DeviceSpec
 from lamina.values.references import ErrorInfo
 
@@ -34,6 +35,15 @@ class CompositeEngine:
     @property
     def load_errors(self) -> dict[str, ErrorInfo]:
         return self.shared.load_errors
+
+    def executor_report(self, device: str) -> ExecutorReport | None:
+        """Report on the process that owns a GPU."""
+        engine = self._of_device.get(device)
+        return engine.report if isinstance(engine, GpuEngine) else None
+
+    def executor_reports(self) -> dict[str, ExecutorReport]:
+        """All of them, by device."""
+        return {gpu.device.id: gpu.report for gpu in self.gpus}
 
     async def start(self, post: Callable[[Event], None], values: JobValues, deadline_us: Callable[[str], int]) -> None:
         def on_event(event: Event) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from lamina import encoding
 from lamina.core.actions import Load, StartBatch
@@ -20,15 +20,15 @@ from lamina.drivers.timer import clock_us
 from lamina.engines.inflight import InFlightBatch
 from lamina.engines.isolation import ProcessIsolation
 from lamina.engines.process_engine import InstanceHandle, ProcessEngine, WorkerLimits
-from lamina.errors import BadValue, Conflict, LaminaError, NotFound
+from lamina.errors import BadValue, LaminaError, NotFound
 from lamina.ipc.child_process import ChildProcess, ChildProcesses, ProcessSpec, exit_reason
 from lamina.ipc.confinement import Confinement
 from lamina.ipc.framing import FrameError, pack, wire_mask
 from lamina.kernels.buffer_store import BufferStore, StoredBuffer
 from lamina.sdk.volume import VARIABLE as VOLUMES
-from lamina.state.kv_state import StateAccess, StateTable
+from lamina.state.kv_state import StateAccess
 from lamina.types import DeviceSpec
-from lamina.values.references import ErrorInfo, ReleaseSlots, ShmRef
+from lamina.values.references import ErrorInfo, ShmRef
 from lamina.values.slot_refs import SlotReferences, WorkerSlots
 from lamina.worker.cpu_affinity import GatewayAffinity, cpu_device
 from lamina.worker.main import WorkerSetup
@@ -39,15 +39,12 @@ from lamina.worker.protocol import (
     BufferRead,
     BufferWrite,
     CancelStream,
-    CommitResult,
     FromWorker,
     InputTaken,
     JobFrame,
     ResultChunk,
     RunBatch,
-    StateChanges,
     StateRead,
-    StateValue,
     StreamInput,
     WorkerLoadFailed,
     WorkerReady,
@@ -175,13 +172,12 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         limits = limits or WorkerLimits()
         self.isolation = isolation or ProcessIsolation()
         references = SlotReferences(limits.pool_bytes, shm_base, limits.spill_bytes)
-        super().__init__(app, references, limits, shared or EngineShared(), unprofiled)
+        super().__init__(app, references, limits, shared or EngineShared(), unprofiled, state)
         self.devices = devices if devices is not None else [cpu_device()]
         self.isolated = isolated or {}
         self._end_client = end_client
         self._probes_deployed = probes_deployed  #: what is deployed later is timed too, each version once
         self._probed: set[tuple[str, str]] = set()
-        self._state: StateAccess = state or StateTable("")
         self._buffers = buffers
         self._volumes = volumes or VolumeFolders(None, "")
         self._processes = ChildProcesses()
@@ -391,7 +387,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
             case InputTaken():
                 self._on_input_taken(worker, frame)
             case StateRead():
-                self._answer_state_read(worker, frame)
+                self._answer_state_read(worker.load.function, worker.batches.get(frame.batch_id), frame, worker.send)
             case BufferRead() | BufferWrite():
                 self._answer_buffer(worker, frame)
 
@@ -415,14 +411,14 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         batch = worker.batches.get(done.batch_id)
         if batch is None or not batch.is_sent or len(done.results) != len(batch.action.jobs):
             raise FrameError(f"{len(done.results)} results for batch {done.batch_id}, which it does not have")
-        if done.state is not None:
-            self._commit_state(batch, done, done.state)
+        if done.state:
+            self._commit_state(batch, done, partial(self._deliver, batch, done))
         else:
             self._deliver(batch, done)
 
-    def _deliver(self, batch: WorkerBatch, done: BatchDone) -> None:
+    def _deliver(self, batch: WorkerBatch, done: BatchDone, errors: Mapping[int, ErrorInfo] | None = None) -> None:
         slots = batch.worker.slots
-        self._on_results(batch, done, slots, lambda ref: slots.free(ref.slot))
+        self._on_results(batch, done, slots, lambda ref: slots.free(ref.slot), errors=errors)
 
     # --------------------------------------------------------------------- buffers
 
@@ -475,41 +471,3 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
                 worker.send(answer)
 
         self._loop.run_in_executor(None, write).add_done_callback(done)
-
-    # ---------------------------------------------------------------------- state
-
-    def _answer_state_read(self, worker: WorkerHandle, asked: StateRead) -> None:
-        batch = worker.batches.get(asked.batch_id)
-        call_id = batch.action.jobs[0].call_id if batch is not None else ""
-        function = worker.load.function
-        self._state.ask(function, call_id, asked.scope, asked.key, lambda cell: worker.send(StateValue(cell)))
-
-    def _commit_state(self, batch: WorkerBatch, done: BatchDone, changes: StateChanges) -> None:
-        """Commit the changes of a step, which come with its result.
-
-        If what it has read is unchanged, the changes are made (if the result is wanted at all); if not, the step runs again,
-        while its inputs are still there."""
-        job = batch.action.jobs[0]
-
-        def decided(verdict: LaminaError | bool) -> None:
-            if batch.action.batch_id in self._batches.open:  # else its worker was lost while the verdict was on its way
-                self._on_verdict(batch, done, changes, verdict)
-
-        if self._batches.is_wanted(job.id):
-            self._state.submit(batch.action.function, (job.call_id, job.scope, job.node), done, decided)
-        else:
-            decided(True)
-
-    def _on_verdict(self, batch: WorkerBatch, done: BatchDone, changes: StateChanges, verdict: LaminaError | bool) -> None:
-        must_rerun = verdict is False and changes.can_rerun
-        if changes.reads:
-            batch.worker.send(CommitResult(must_rerun))
-        if must_rerun:
-            return
-        if verdict is True:
-            self._deliver(batch, done)
-            return
-        error = verdict or Conflict("state: what was read was changed meanwhile, again and again")
-        batch.worker.send(ReleaseSlots([result.slot for result in done.results if isinstance(result, ShmRef)]))
-        failed = [ErrorInfo(type(error).__name__, error.message)] * len(done.results)
-        self._deliver(batch, structs.replace(done, results=failed))

@@ -157,7 +157,9 @@ class EmulatedEngine:
         self._waiting_for_memory = [one for one in self._waiting_for_memory if one.instance != action.instance]
         self._post(InstanceLost(action.instance, action.reason))
 
-    def _on_timer(self, device: str) -> None:
+    def _on_timer(self, device: str, at_us: int) -> None:
+        if at_us != self._armed_us[device]:
+            return  # an earlier one was armed after it: if each armed another, they would be more and more
         self._armed_us[device] = NEVER_US
         self._crowds[device].advance(clock_us())
         self._arm_timer(device)
@@ -172,8 +174,8 @@ class EmulatedEngine:
             else:
                 finish()
         if crowd.next_us < self._armed_us[device]:
-            self._armed_us[device] = crowd.next_us
-            self._call_at(crowd.next_us, partial(self._on_timer, device))
+            self._armed_us[device] = at_us = crowd.next_us
+            self._call_at(at_us, partial(self._on_timer, device, at_us))
 
     def _release_weights(self, start: StartBatch) -> None:
         """A batch has ended: its weights may go, and those that found no room try again."""
@@ -186,7 +188,8 @@ class EmulatedEngine:
     def _finish(self, start: StartBatch, device_us: int) -> None:
         if self._open.pop(start.batch_id, None) is None:
             return
-        self._release_weights(start)
+        if self._weights_mib:
+            self._release_weights(start)
         if start.instance in self._lost:
             return
         for job in start.jobs:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
 from lamina.core.actions import JobRef, Load, StartBatch
-from lamina.core.events import Event, InstanceLost
+from lamina.core.events import Event, InstanceLost, InstanceSegmented
 from lamina.drivers.engine import EngineShared, JobValues
 from lamina.drivers.timer import clock_us
 from lamina.engines.inflight import InFlightBatch
@@ -21,11 +22,13 @@ from lamina.engines.process_engine import InstanceHandle, LogPipe, ProcessEngine
 from lamina.gpu.protocol import (
     BatchHung,
     ExecutorReady,
+    ExecutorReport,
     ExecutorSetup,
     ExecutorUsage,
     FromExecutor,
     FunctionLoaded,
     FunctionLoadFailed,
+    FunctionSegmented,
     FunctionUnloaded,
     LoadFunction,
     ModulesImported,
@@ -40,11 +43,12 @@ from lamina.gpu.slicers import back_end
 from lamina.gpu.supervisor import ExecutorProcess, ExecutorSupervisor
 from lamina.ipc.child_process import ProcessSpec, exit_reason
 from lamina.ipc.framing import FrameError
+from lamina.state.kv_state import StateAccess
 from lamina.types import DeviceSpec
 from lamina.values.references import DeviceRef, ErrorInfo, ShmRef
 from lamina.values.slot_refs import SlotReferences
 from lamina.worker.cpu_affinity import allowed_cores
-from lamina.worker.protocol import BatchDone, BatchHeartbeat, JobFrame
+from lamina.worker.protocol import BatchDone, BatchHeartbeat, JobFrame, StateRead
 
 log = logging.getLogger("lamina")
 
@@ -96,8 +100,9 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
         unprofiled: Iterable[str] = (),
         shared: EngineShared | None = None,
         host_cores: Sequence[int] = (),
+        state: StateAccess | None = None,
     ) -> None:
-        super().__init__(app, references, WorkerLimits(), shared or EngineShared(), unprofiled)
+        super().__init__(app, references, WorkerLimits(), shared or EngineShared(), unprofiled, state)
         self.device = device
         self.usage: ExecutorUsage | None = None  #: what the executor said last
         self.loads: dict[str, dict[str, float]] = {}  #: by function: where the time of its last load went, in milliseconds
@@ -130,6 +135,10 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
         return self._supervisor.current if self._supervisor is not None else None
 
     @property
+    def report(self) -> ExecutorReport:
+        return ExecutorReport(self.pid, self.restarts, self.replaced_s, self.standing_by, self.loads, self.usage)
+
+    @property
     def standing_by(self) -> list[str] | None:
         """Functions that are ready in the hot standby; None without one."""
         return self._supervisor.standing_by if self._supervisor is not None else None
@@ -147,7 +156,9 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
         has_room = not back_end(self._slicer).has_device or self.device.memory_mib >= 10 * STANDBY_MIB
         opens_ahead = has_room and not self._uses_mps
         self._supervisor = ExecutorSupervisor(
-            self._setup, self._spec, self.references, self._on_frame, self._on_executor_lost, opens_ahead=opens_ahead
+            *(self._setup, self._spec, self.references, self._on_frame, self._on_executor_lost),
+            opens_ahead=opens_ahead,
+            is_loading=lambda: any(not instance.is_ready for instance in self._instances.values()),
         )
         self._supervisor.take_over()  # opening a device takes seconds: it need not wait for the first load
 
@@ -273,7 +284,9 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
         keep = [self._can_stay_on_device(job) for job in action.jobs]
         limit_us = max(HANG_FLOOR_US, HANG_TIMES * action.predicted_us) if action.predicted_us else 0
         cores = self._host_cores.take(action, self._batches.open)
-        self._send(RunOnSlice(action.batch_id, action.instance, action.mask, action.behind, jobs, keep, limit_us, cores))
+        segments = action.gives_way, list(action.overlaps)
+        run = RunOnSlice(action.batch_id, action.instance, action.mask, action.behind, jobs, keep, limit_us, cores, *segments)
+        self._send(run)
         self._batches.add(InFlightBatch(action, reads))
 
     def _can_stay_on_device(self, job: JobRef) -> bool:
@@ -306,6 +319,9 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
                 self._on_function_loaded(frame)
             case FunctionLoadFailed():
                 self._on_load_failed(frame)
+            case FunctionSegmented():
+                if frame.instance in self._instances:
+                    self._post(InstanceSegmented(frame.instance, frame.segment_us))
             case ExecutorReady():
                 assert self._supervisor is not None
                 self._supervisor.on_ready(executor)
@@ -324,6 +340,9 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
                 self._on_batch_hung(frame)
             case BatchHeartbeat():
                 self._on_heartbeat(self._batches.open.get(frame.batch_id))
+            case StateRead():
+                batch = self._batches.open.get(frame.batch_id)
+                self._answer_state_read(batch.action.function if batch is not None else "", batch, frame, executor.send)
             case FunctionUnloaded() | StandbyPrepared():
                 pass
 
@@ -360,4 +379,12 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
         batch = self._batches.open.get(done.batch_id)
         if batch is None or len(done.results) != len(batch.action.jobs):
             raise FrameError(f"{len(done.results)} results for batch {done.batch_id}, which it does not have")
-        self._on_results(batch, done, executor.slots, self.references.release, executor.values)
+        if done.state:
+            self._commit_state(batch, done, partial(self._deliver, executor, batch, done))
+        else:
+            self._deliver(executor, batch, done)
+
+    def _deliver(
+        self, executor: ExecutorProcess, batch: InFlightBatch, done: BatchDone, errors: Mapping[int, ErrorInfo] | None = None
+    ) -> None:
+        self._on_results(batch, done, executor.slots, self.references.release, executor.values, errors)

@@ -22,17 +22,16 @@ from lamina import encoding
 from lamina.core.actions import Action, DropJob, JobRef, Kill, Load, StartBatch, Unload
 from lamina.core.events import BatchFinished, Event, InstanceLost, InstanceReady
 from lamina.drivers.engine import EngineShared, JobValues, MessageStream
-from lamina.engines.inflight import deliver_results
-from lamina.errors import BadValue, Conflict, LaminaError
+from lamina.engines.inflight import commit_errors, deliver_results
+from lamina.errors import BadValue, LaminaError
 from lamina.sdk.app import App
-from lamina.sdk.app_state import RefusedTransaction, Transaction
+from lamina.sdk.app_state import WHICH_REQUEST, BatchState
 from lamina.sdk.context import BatchContext, active_context
 from lamina.sdk.function import Function
 from lamina.types import DeviceSpec
 from lamina.values.references import ErrorInfo, Stored
 from lamina.values.slot_refs import SlotReferences
-from lamina.worker.job_codec import decode_arguments, error_info
-from lamina.worker.main import MAX_TRIES, NO_STATE
+from lamina.worker.job_codec import changes_of, decode_arguments, error_info
 from lamina.worker.protocol import JobFrame
 
 Mock = Callable[..., Any]
@@ -221,30 +220,31 @@ class InProcessEngine:
         if batch.messages is not None and function.incoming and 0 in calls:
             calls[0][function.incoming] = batch.messages.items()
         due_us = min((job.deadline_us for job in batch.jobs if job.deadline_us), default=0)
-        has_state = function.spec.max_batch == 1
-        for _ in range(MAX_TRIES):
-            changes = Transaction(self._app.local_state) if has_state else RefusedTransaction(*NO_STATE)
-            context = BatchContext(
-                batch.action.mask.bit_count(),
-                len(calls),
-                tuple(job.call_id for job in batch.jobs),
-                batch.action.device,
-                ends_s=due_us / 1e6 if due_us else math.inf,
-                transaction=changes,
-                function=function.name,
-            )
-            with active_context(context):
-                found = self._outputs(run, list(calls.values()), self._emit_for(batch) if function.streams else None)
-            if changes.reads or changes.ops:
-                self._tell(self._on_stateful, function.name)
-            if any(isinstance(output, BaseException) for output in found) or self._app.local_state.commit(changes):
-                break  # of a step that failed nothing is kept
-            if not function.spec.idempotent:
-                found = [Conflict("state: what was read was changed meanwhile")] * len(calls)
-                break
+        state = BatchState(lambda place, key: self._app.local_state.read(key))
+        emit = self._emit_for(batch) if function.streams else None
+        context = BatchContext(
+            batch.action.mask.bit_count(),
+            len(calls),
+            tuple(batch.jobs[index].call_id for index in calls),
+            batch.action.device,
+            ends_s=due_us / 1e6 if due_us else math.inf,
+            transaction=WHICH_REQUEST if function.spec.max_batch > 1 else state.transaction(0),
+            function=function.name,
+            batch_state=state,
+            places=tuple(calls),
+        )
+        with active_context(context):
+            found = self._outputs(run, list(calls.values()), emit)
         for index, output in zip(calls, found, strict=True):
             outputs[index] = output
-        return [_encoded(output) for output in outputs]
+        results = [_encoded(output) for output in outputs]
+        changes = changes_of(state, results)
+        if changes:
+            self._tell(self._on_stateful, function.name)
+            verdicts = self._app.local_state.commit_batch(changes)
+            for place, failed in commit_errors(batch.action.jobs, verdicts, lambda job: emit is None).items():
+                results[place] = failed
+        return results
 
     def _outputs(self, run: Run, calls: list[dict[str, Any]], emit: Callable[[Any], bool] | None) -> list[Any]:
         try:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from lamina.core.actions import JobRef, StartBatch
 from lamina.core.events import JobOutcome
 from lamina.drivers.engine import JobValues, MessageStream, OriginOf
-from lamina.errors import BadValue, LaminaError
+from lamina.errors import BadValue, Conflict, LaminaError
+from lamina.ipc.framing import FrameError
+from lamina.sdk.app_state import StateChanges, Verdict
 from lamina.values.references import ErrorInfo, ShmRef, ValuesExhausted
 from lamina.values.slot_refs import SlotReferences
 from lamina.worker.protocol import JobFrame
@@ -23,6 +25,37 @@ _OK = JobOutcome()
 _NO_ROOM = JobOutcome(ok=False, error=ValuesExhausted.code, name=ValuesExhausted.__name__)
 _BAD_INPUT = JobOutcome(ok=False, error="bad-value")
 _NO_ORIGIN = ("", "")
+
+STALE_READ = ErrorInfo(Conflict.__name__, "state: what was read was changed meanwhile, again and again", hint="try again later")
+"""Result of a job that has read state which was changed before its end: it may run again."""
+
+_STALE_STREAM = ErrorInfo(Conflict.__name__, "state: what was read was changed meanwhile", hint="call it again")
+"""Of what has sent parts of its answer already, and cannot run again."""
+
+_STALE = JobOutcome(False, "function-failed", Conflict.__name__, is_stale=True)
+
+
+def checked_changes(batch_id: int, changes: list[StateChanges], jobs: int) -> list[StateChanges]:
+    """What the jobs of a batch change of the state. Raises FrameError unless each is there once at most, in order."""
+    last = -1
+    for one in changes:
+        if not last < one.place < jobs or any(before >= one.place for before in one.after):
+            raise FrameError(f"changes of job {one.place} in batch {batch_id}, which it does not have")
+        last = one.place
+    return changes
+
+
+def commit_errors(
+    jobs: Sequence[JobRef], verdicts: Mapping[int, Verdict], can_rerun: Callable[[JobRef], bool]
+) -> dict[int, ErrorInfo]:
+    """Errors, by place, in place of the results of jobs whose changes of the state were not committed."""
+    errors = {}
+    for place, verdict in verdicts.items():
+        if isinstance(verdict, LaminaError):
+            errors[place] = ErrorInfo(type(verdict).__name__, verdict.message, hint=verdict.hint)
+        elif not verdict:
+            errors[place] = STALE_READ if can_rerun(jobs[place]) else _STALE_STREAM
+    return errors
 
 
 @dataclass(slots=True, eq=False)
@@ -116,7 +149,7 @@ def deliver_results(
     outcomes = []
     for job, is_wanted, result in zip(jobs, wanted, results, strict=True):
         if isinstance(result, ErrorInfo):
-            outcomes.append(_failed_outcome(result))
+            outcomes.append(_STALE if result is STALE_READ else _failed_outcome(result))
             if is_wanted:
                 values.put_error(job, result)
             continue

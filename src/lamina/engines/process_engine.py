@@ -12,8 +12,9 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 from weakref import WeakSet
 
@@ -24,13 +25,15 @@ from lamina.core.actions import Action, DropJob, Kill, Load, Resize, StartBatch,
 from lamina.core.events import BatchFailed, BatchFinished, Event, Heartbeat, InstanceReady
 from lamina.core.token_bucket import TokenBucket
 from lamina.drivers.engine import EngineShared, JobValues
-from lamina.engines.inflight import BatchT, InFlightBatches, deliver_results, encode_jobs
+from lamina.engines.inflight import BatchT, InFlightBatches, checked_changes, commit_errors, deliver_results, encode_jobs
 from lamina.ipc.framing import FrameError
+from lamina.sdk.app_state import Verdict
+from lamina.state.kv_state import StateAccess, StateTable
 from lamina.units import MIB
 from lamina.values.references import DeviceRef, ErrorInfo, ShmRef
 from lamina.values.slot_refs import DeviceSlots, SlotReferences, WorkerSlots
 from lamina.worker.output_tags import split_tag
-from lamina.worker.protocol import BatchDone, JobFrame
+from lamina.worker.protocol import BatchDone, JobFrame, StateRead, StateValue
 
 log = logging.getLogger("lamina")
 
@@ -99,11 +102,19 @@ InstanceT = TypeVar("InstanceT", bound=InstanceHandle)
 
 
 class ProcessEngine(Generic[InstanceT, BatchT]):
-    """Base of the CPU and the GPU engine. `unprofiled` are functions to be timed when they are loaded first."""
+    """Base of the CPU and the GPU engine. `unprofiled` are functions to be timed when they are loaded first; `state` is what
+    functions keep between calls."""
 
     def __init__(
-        self, app: str, references: SlotReferences, limits: WorkerLimits, shared: EngineShared, unprofiled: Iterable[str]
+        self,
+        app: str,
+        references: SlotReferences,
+        limits: WorkerLimits,
+        shared: EngineShared,
+        unprofiled: Iterable[str],
+        state: StateAccess | None,
     ) -> None:
+        self._state: StateAccess = state or StateTable("")
         self.shared, self.references = shared, references
         self._app, self._limits = app, limits
         self._unprofiled = set(unprofiled)
@@ -232,6 +243,39 @@ class ProcessEngine(Generic[InstanceT, BatchT]):
         for job in batch.action.jobs if batch is not None else ():
             self._post(Heartbeat(job.call_id, job.id, alive_only))
 
+    # ---------------------------------------------------------------------- state
+
+    def _answer_state_read(
+        self, function: str, batch: BatchT | None, asked: StateRead, send: Callable[[StateValue], None]
+    ) -> None:
+        """Answer a read of a job; of a probe, which is no batch, too."""
+        jobs = batch.action.jobs if batch is not None else ()
+        if batch is not None and asked.place >= len(jobs):
+            raise FrameError(f"a read of job {asked.place} in batch {asked.batch_id}, which it does not have")
+        call_id = jobs[asked.place].call_id if jobs else ""
+        answer = partial(StateValue, asked.question)
+        self._state.ask(function, call_id, asked.scope, asked.key, lambda cell: send(answer(cell)))
+
+    def _commit_state(self, batch: BatchT, done: BatchDone, then: Callable[[dict[int, ErrorInfo]], None]) -> None:
+        """Commit what the jobs of a batch have changed of the state; `then` gets errors in place of results, by place.
+
+        A job's changes are made if what it has read is unchanged, and its result is wanted at all. Otherwise it alone runs again,
+        or fails."""
+        jobs = batch.action.jobs
+        wanted = [
+            one for one in checked_changes(done.batch_id, done.state, len(jobs)) if self._batches.is_wanted(jobs[one.place].id)
+        ]
+
+        def decided(verdicts: dict[int, Verdict]) -> None:
+            if batch.action.batch_id in self._batches.open:  # else its process was lost while the verdicts were on their way
+                then(commit_errors(jobs, verdicts, lambda job: job.call_id not in self._values.pieces))
+
+        if wanted:
+            steps = [(job.call_id, job.scope, job.node) for job in jobs]
+            self._state.submit(batch.action.function, steps, structs.replace(done, state=wanted), decided)
+        else:
+            then({})
+
     def _on_results(
         self,
         batch: BatchT,
@@ -239,8 +283,10 @@ class ProcessEngine(Generic[InstanceT, BatchT]):
         slots: WorkerSlots,
         free: Callable[[ShmRef], None],
         device: DeviceSlots | None = None,
+        errors: Mapping[int, ErrorInfo] | None = None,
     ) -> None:
-        """Accept the results of a batch from the process with these `slots`, and deliver them; `free` what is not wanted.
+        """Accept the results of a batch from the process with these `slots`, and deliver them; `free` what is not wanted, and
+        that in whose place there are `errors`.
 
         Raises FrameError, with nothing changed, if the process gives or keeps what is not its own."""
         name = batch.action.instance
@@ -259,7 +305,13 @@ class ProcessEngine(Generic[InstanceT, BatchT]):
         self._on_closed(batch)
         if done.spans and self.shared.on_spans is not None:
             self.shared.on_spans(done.batch_id, done.spans)
-        outcomes = deliver_results(self._values, batch.action.jobs, wanted, done.results, free)
+        results = done.results
+        for place, error in errors.items() if errors else ():
+            refused = results[place]
+            if isinstance(refused, ShmRef):
+                free(refused)
+            results[place] = error
+        outcomes = deliver_results(self._values, batch.action.jobs, wanted, results, free)
         self._post(BatchFinished(done.batch_id, done.device_us, outcomes))
 
 

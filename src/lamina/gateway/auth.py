@@ -91,7 +91,12 @@ def check_host(host: str, access: AccessControl | None = None) -> bool:
     """May the server listen there? A port that others can reach needs tokens. Returns whether tokens are required."""
     if is_loopback(host):
         return False
-    if access is None or not access.usable_tokens():
+    if access is None:
+        raise BadValue(
+            f"host: {host!r} is not a loopback address, and without a store there are no tokens",
+            hint="leave out --store none, or name a store: LAMINA_TOKEN counts with one; or serve without any token: --no-auth",
+        )
+    if not access.usable_tokens():
         raise BadValue(
             f"host: {host!r} is not a loopback address, and there is no token",
             hint="set LAMINA_TOKEN to one of your own; or make one (lamina token create NAME --store PATH) and serve with that "

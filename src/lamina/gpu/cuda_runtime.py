@@ -2,7 +2,12 @@
 
 Nothing here stops the device or waits for a stream. Graphs of one slice share a memory pool: they run one after the other, and
 what they produce is copied away in the same stream before the next one starts. Graphs that are cut into segments have a pool of
-their own, one per slice too: while one of them is paused, a short batch may run on its slice.
+their own, one per slice too: while one of them is paused, a short batch may run on its slice. What cuBLAS works in is part of
+these pools: it has 32 MiB for each thread and stream otherwise, which was 17 of the 30 GB of forty small models, and a paused
+graph and the one that preempts it would have had the same.
+
+Their inputs are in one place likewise, and what a batch leaves free of it is cleared. Pinned buffers are shared by all models
+with inputs, or results, of the same shapes.
 """
 
 from __future__ import annotations
@@ -10,19 +15,23 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from lamina.gpu.driver import CudaDriver
-from lamina.gpu.runtime import CaptureLock, PinnedBuffers, WarmupRun, Work
-from lamina.gpu.segments import cut_graph, group_pieces, is_long, piece_bounds
+from lamina.gpu.runtime import CaptureLock, WarmupRun, Work
+from lamina.gpu.segments import can_launch, cut_graph, group_pieces, is_long, piece_bounds
 from lamina.gpu.slicers.green import GreenSlice
 from lamina.gpu.weights import layerwise_wait
 
+_ALIGN = 512
+
 READY_BUFFERS, READY_BYTES = (2, 16), 32 << 20
-"""Pinned buffers of a batch size that are made with its first graph: two at least, for a batch that runs and one that is booked,
+"""Pinned buffers that are made with the first graph of their shapes: two at least, for a batch that runs and one that is booked,
 and as many more as so many bytes hold. The rest is made when so many batches of that size are on their way."""
 
 
@@ -40,17 +49,46 @@ class DeviceTensor:
         return self._runtime.to_host(self.tensor, self.ready)
 
 
+class PinnedBuffers:
+    """Free pinned buffers of some shapes: each is a tuple with a tensor for each part of a batch. Pinning takes milliseconds, so
+    a capture does it, not the first batch."""
+
+    def __init__(self, make: Callable[[], tuple[Any, ...]]) -> None:
+        self._make, self._free = make, list[tuple[Any, ...]]()
+        self._is_filled = False
+
+    def take(self) -> tuple[Any, ...]:
+        return _taken(self._free) or self._make()
+
+    def put(self, buffer: tuple[Any, ...]) -> None:
+        self._free.append(buffer)
+
+    def fill(self, count: int) -> None:
+        """Make so many, once."""
+        if not self._is_filled:
+            self._is_filled = True
+            self._free += [self._make() for _ in range(count)]
+
+
 class CudaPlan:
     def __init__(
-        self, torch: Any, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, buffers: PinnedBuffers
+        self,
+        work: Work,
+        example: Sequence[Any],
+        bucket: int,
+        slice_: GreenSlice,
+        inputs: tuple[Any, ...],
+        staging: PinnedBuffers,
     ) -> None:
         self.pieces: list[int] = []  #: its graph, if that is cut
         self.segments: list[range] = []  #: pieces that are launched together
-        self.longest_segment_us = 0
+        self.segment_us: list[float] = []  #: what each takes; empty until its pieces have been timed
         self._destroy_piece: Callable[[int], None] = lambda piece: None
-        self.work, self.slice, self.bucket, self.buffers = work, slice_, bucket, buffers
+        self.work, self.slice, self.bucket = work, slice_, bucket
+        self.staging = staging  #: for inputs
+        self.landing: PinnedBuffers | None = None  #: for results, once their shapes are known
         self.example = example
-        self.inputs = tuple(_like(torch, part, bucket, device="cuda") for part in example)
+        self.inputs = inputs
         self.rows = tuple(list(part.unbind(0)) for part in self.inputs)
         self.graph: Any = None
         self.outputs: Any = None  #: where the graph leaves its results
@@ -62,6 +100,11 @@ class CudaPlan:
     def is_cut(self) -> bool:
         return bool(self.pieces)
 
+    @property
+    def longest_segment_us(self) -> int:
+        """0: it runs in one go, or has not been timed."""
+        return max(1, int(max(self.segment_us))) if self.segment_us else 0
+
     def set_pieces(self, pieces: list[int], destroy: Callable[[int], None]) -> None:
         self.pieces, self._destroy_piece = pieces, destroy
         self.segments = [range(len(pieces))]
@@ -69,7 +112,7 @@ class CudaPlan:
     def set_piece_times(self, times_us: Sequence[float]) -> None:
         """Group the pieces into segments, by the time each of them took."""
         self.segments = group_pieces(times_us)
-        self.longest_segment_us = max(1, int(max(sum(times_us[place] for place in group) for group in self.segments)))
+        self.segment_us = [sum(times_us[place] for place in group) for group in self.segments]
 
     def __del__(self) -> None:
         for piece in self.pieces:
@@ -82,7 +125,7 @@ class CudaFlight:
 
     __slots__ = (
         *("_begin", "_count", "_end", "_keep", "_keeps", "_landing", "_plan", "_runtime", "_single", "_staging"),
-        *("_is_paused", "_launched", "_marks", "_pauses", "_piece_marks", "_segments"),
+        *("_began_s", "_ended", "_is_paused", "_launched", "_marks", "_pauses", "_piece_marks", "_segments"),
     )
 
     def __init__(
@@ -96,8 +139,9 @@ class CudaFlight:
         self._keeps = keeps
         self._single = True
         self._is_paused = False
-        self._launched = 0  #: segments
-        self._marks: list[Any] = []  #: an event after each segment, and at the end of each pause
+        self._launched = self._ended = 0  #: segments
+        self._began_s = 0.0  #: when the first of those in flight was seen to begin
+        self._marks: list[Any] = []  #: an event after each segment
         self._pauses: list[tuple[Any, Any]] = []  #: events at begin and end
         self._piece_marks: list[Any] = []  #: events after each piece, where they are timed
 
@@ -119,17 +163,16 @@ class CudaFlight:
     @property
     def is_quiet(self) -> bool:
         """Whether it is paused, and nothing of it runs any more: another may have its slice."""
-        return self._is_paused and not self.is_launched and (not self._marks or bool(self._marks[-1].query()))
+        self._look()
+        return self._is_paused and not self.is_launched and self._ended == self._launched
 
     def pause(self) -> None:
         """Launch no more of it. What is in its stream by now still runs: two segments, or all of it."""
         self._is_paused = True
 
     def resume(self) -> None:
-        if self._is_paused and self._marks:
-            again = self._runtime.mark(self._plan)
-            self._pauses.append((self._marks[-1], again))
-            self._marks.append(again)
+        if self._is_paused and self._marks and not self.is_launched:
+            self._pauses.append((self._marks[-1], self._runtime.mark(self._plan)))
         self._is_paused = False
 
     def is_done(self) -> bool:
@@ -137,21 +180,31 @@ class CudaFlight:
         return self.is_launched and bool(self._end.query())
 
     def advance(self) -> None:
-        """Launch the next segment, one ahead of the one that runs, so that the device does not wait for us."""
-        segments = self._segments
+        """Launch the next segments, ahead of the one that runs, so that the device does not wait for us."""
+        segments, times_us = self._segments, self._plan.segment_us or [0.0]
         while self._launched < len(segments) and not self._is_paused:
-            if len(self._marks) >= 2 and not self._marks[-2].query():
+            self._look()
+            in_flight_us = times_us[self._ended : self._launched]
+            if not can_launch(in_flight_us, (time.perf_counter() - self._began_s) * 1e6, times_us[self._launched]):
                 return
+            if not in_flight_us:
+                self._began_s = time.perf_counter()
             self._runtime.launch_segment(self, segments[self._launched])
             self._launched += 1
             self._marks.append(self._runtime.mark(self._plan))
             if self._launched == len(segments):
                 self._runtime.launch_end(self)
 
+    def _look(self) -> None:
+        """See which segments have ended."""
+        while self._ended < self._launched and self._marks[self._ended].query():
+            self._ended += 1
+            self._began_s = time.perf_counter()
+
     def wait(self) -> None:
         """Block until it has ended, for threads that have nothing else to do."""
         while not self.is_launched:
-            self._marks[-1].synchronize()
+            self._marks[-1].synchronize()  # the host has time
             self.advance()
         self._end.synchronize()
 
@@ -171,13 +224,13 @@ class CudaFlight:
             self._plan.set_piece_times([1000 * a.elapsed_time(b) for a, b in itertools.pairwise(marks)])
             self._runtime.events += self._piece_marks
             self._piece_marks = []
-        self._runtime.events += self._marks
-        self._marks = []
+        self._runtime.events += [*self._marks, *(end for _, end in self._pauses)]
+        self._marks, self._pauses = [], []
         self._runtime.events += [self._begin, self._end] if self._keep is None else [self._begin]
         if self._staging is not None:
-            self._plan.buffers.staging.append(self._staging)
-        if self._landing is not None:
-            self._plan.buffers.landing.append(self._landing)
+            self._plan.staging.put(self._staging)
+        if self._landing is not None and self._plan.landing is not None:
+            self._plan.landing.put(self._landing)
 
 
 class CudaRuntime:
@@ -201,10 +254,14 @@ class CudaRuntime:
         self._for_runs: dict[int, list[Any]] = {}  #: by mask: streams that are free at this moment
         self._for_captures: dict[int, list[Any]] = {}
         self._raw_stream = torch._C._cuda_getCurrentRawStream
+        self._input_memory: dict[tuple[int, bool], Any] = {}  #: by mask, and whether for cut graphs
+        self._pinned_lock = threading.Lock()
+        self._pinned: WeakValueDictionary[Any, PinnedBuffers] = WeakValueDictionary()  #: by shapes; plans hold them
 
-    def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, buffers: PinnedBuffers) -> CudaPlan:
+    def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice) -> CudaPlan:
         self._use(slice_)  # its buffers are cleared there, before anything reads them
-        return CudaPlan(self._torch, work, example, bucket, slice_, buffers)
+        inputs = tuple(_like(self._torch, part, bucket, device="cuda") for part in example)
+        return CudaPlan(work, example, bucket, slice_, inputs, self._staging(example, bucket))
 
     def launch(
         self, plan: CudaPlan, items: list[Any], *, after: Any = None, keep: bool = False, in_segments: bool = True
@@ -216,7 +273,10 @@ class CudaRuntime:
         if after is not None and not plan.waits_by_itself:
             stream.wait_event(after)
         begin.record(stream)
-        if items and items[0] is not None:
+        if plan.is_captured and (items[0] is None or count < plan.bucket):
+            for part in plan.inputs:  # another model's inputs were there, which may be no values of this one's
+                part[0 if items[0] is None else count :].zero_()
+        if items[0] is not None:
             self._fill(plan, items, flight, stream)
         plan.runs += 1
         if flight._segments:
@@ -242,7 +302,7 @@ class CudaRuntime:
         assert self._driver is not None
         for piece in pieces:
             self._driver.launch_graph(plan.pieces[piece], plan.slice.stream)
-            if not plan.longest_segment_us:  # its first run: each piece is timed
+            if not plan.segment_us:  # its first run: each piece is timed
                 flight._piece_marks.append(self.mark(plan))
 
     def launch_end(self, flight: CudaFlight) -> None:
@@ -257,7 +317,9 @@ class CudaRuntime:
         if flight._keeps:
             flight._keep = [part[:count].clone() for part in parts]
         else:
-            flight._landing = _taken(plan.buffers.landing) or self._landing(plan, parts)
+            if plan.landing is None:
+                plan.landing = self._landing(parts, plan.bucket)
+            flight._landing = plan.landing.take()
             for landing, part in zip(flight._landing, parts, strict=True):
                 if count == plan.bucket:
                     landing.copy_(part, non_blocking=True)
@@ -277,15 +339,17 @@ class CudaRuntime:
         cut."""
         torch = self._torch
         assert plan.slice.owns(torch.cuda.current_stream().cuda_stream), "a graph would be captured outside its slice"
-        is_cut = self._driver is not None and is_long(expected_us)
+        is_cut = expected_us > 0
         pool, users = self._pool(plan.slice.mask, is_cut)
         graph = torch.cuda.CUDAGraph(keep_graph=True) if is_cut else torch.cuda.CUDAGraph()
         with torch.inference_mode(), _no_collection(), layerwise_wait(plan.work, block, stream) as waiting:
+            torch._C._cuda_clearCublasWorkspaces()  # so that they are made inside, in the pool
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 plan.outputs = plan.work(*plan.inputs)
             finally:
                 graph.capture_end()
+                torch._C._cuda_clearCublasWorkspaces()  # and the next graph of the slice has the same
         users.add(plan)
         plan.waits_by_itself = waiting.is_complete
         if is_cut:
@@ -310,6 +374,25 @@ class CudaRuntime:
             return
         plan.set_pieces(cut_graph(driver, raw, nodes, bounds), driver.destroy_graph)
 
+    def _input_views(self, example: Sequence[Any], bucket: int, mask: int, is_cut: bool) -> tuple[Any, ...]:
+        """Memory of a graph's inputs. Graphs that share a pool share it too: one runs after the other, and after its inputs."""
+        torch = self._torch
+        sizes = [bucket * part[:1].numel() * part.element_size() for part in example]
+        places = list(itertools.accumulate((-(-size // _ALIGN) * _ALIGN for size in sizes), initial=0))
+        memory = self._input_memory.get((mask, is_cut))
+        if memory is None or memory.numel() < places[-1]:
+            memory = torch.zeros(max(places[-1], _ALIGN), dtype=torch.uint8, device="cuda")
+            self._input_memory[mask, is_cut] = memory
+        views = []
+        for part, place, size in zip(example, places, sizes, strict=False):
+            flat = memory[place : place + size].view(part.dtype)
+            if _is_channels_last(torch, part):
+                channels, height, width = part.shape[1:]
+                views.append(flat.view(bucket, height, width, channels).permute(0, 3, 1, 2))
+            else:
+                views.append(flat.view(bucket, *part.shape[1:]))
+        return tuple(views)
+
     def _pool(self, mask: int, is_cut: bool) -> tuple[Any, WeakSet[CudaPlan]]:
         """Memory pool of the graphs of one slice. With its last graph it is gone for good: then there is a new one."""
         found = self._pools.get((mask, is_cut))
@@ -321,6 +404,7 @@ class CudaRuntime:
         """Return cached memory to the device: that of graphs that are no more, say, 200 to 500 MiB a function.
 
         Waits for the device; not while serving."""
+        self._torch._C._cuda_clearCublasWorkspaces()
         self._torch.cuda.empty_cache()
 
     def warmup_run(self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, after: Any = None) -> WarmupRun:
@@ -345,31 +429,33 @@ class CudaRuntime:
         example: Sequence[Any],
         bucket: int,
         slice_: GreenSlice,
-        buffers: PinnedBuffers,
         block: Any = None,
         work_sm_us: int = 0,
     ) -> CudaPlan:
         """Capture a graph on a stream of the slice without other users; one at a time, inside `capturing`."""
         with self._own_stream(self._for_captures, slice_) as stream:
-            plan = CudaPlan(self._torch, work, example, bucket, slice_, buffers)
+            expected_us = work_sm_us // slice_.sms
+            is_cut = self._driver is not None and is_long(expected_us)
+            inputs = self._input_views(example, bucket, slice_.mask, is_cut)
+            plan = CudaPlan(work, example, bucket, slice_, inputs, self._staging(example, bucket))
             stream.synchronize()
-            self._capture(plan, block, stream, work_sm_us // slice_.sms)
-        if not buffers.is_ready:
-            parts = plan.outputs if isinstance(plan.outputs, tuple | list) else (plan.outputs,)
-            first = self._staging(plan)
-            count = READY_BYTES // max(1, sum(int(pinned.nbytes) for pinned, _ in first))
-            more = max(READY_BUFFERS[0], min(READY_BUFFERS[1], count)) - 1
-            staging = [first, *(self._staging(plan) for _ in range(more))]
-            buffers.fill(staging, [self._landing(plan, parts) for _ in range(more + 1)])
+            self._capture(plan, block, stream, expected_us if is_cut else 0)
+        parts = plan.outputs if isinstance(plan.outputs, tuple | list) else (plan.outputs,)
+        plan.landing = self._landing(parts, bucket)
+
+        batch_bytes = sum(int(part.nbytes) for part in plan.inputs)
+        ready = max(READY_BUFFERS[0], min(READY_BUFFERS[1], READY_BYTES // max(1, batch_bytes)))
+        plan.staging.fill(ready)
+        plan.landing.fill(ready)
         return plan
 
     @contextmanager
     def _own_stream(self, free: dict[int, list[Any]], slice_: GreenSlice) -> Iterator[Any]:
         """A stream of the slice without other users, current inside.
 
-        They are used again and again, for streams are not destroyed, nor what libraries keep for each of them: cuBLAS has 32
-        MiB to work in. A graph has the memory of the stream it was captured on; no warm-up run may write to it while the graph
-        serves, so these have streams of their own."""
+        They are used again and again, for streams are not destroyed, nor what libraries keep for each of them. What a library
+        keeps for the stream of a capture may be used by its graph; no warm-up run may write to it while the graph serves, so
+        these have streams of their own."""
         cuda, device = self._torch.cuda, slice_.torch_stream.device
         cuda.set_device(device)  # a fresh thread has none
         streams = free.setdefault(slice_.mask, [])
@@ -410,7 +496,7 @@ class CudaRuntime:
                 if len(here) == count:
                     continue
             if flight._staging is None:
-                flight._staging = _taken(plan.buffers.staging) or self._staging(plan)
+                flight._staging = plan.staging.take()
             pinned, view = flight._staging[index]
             for row, part in enumerate(parts):
                 if here and (isinstance(part, DeviceTensor) or (isinstance(part, torch.Tensor) and part.is_cuda)):
@@ -428,14 +514,32 @@ class CudaRuntime:
             else:
                 plan.inputs[index][:count].copy_(pinned[:count], non_blocking=True)
 
-    def _staging(self, plan: CudaPlan) -> tuple[Any, ...]:
-        made = [_like(self._torch, part, plan.bucket, device="cpu", pin_memory=True) for part in plan.example]
-        return tuple((pinned, None if pinned.dtype is self._torch.bfloat16 else pinned.numpy()) for pinned in made)
+    def _staging(self, example: Sequence[Any], bucket: int) -> PinnedBuffers:
+        """Buffers for batches of inputs like the example: pairs of a tensor and the same as numpy has it."""
+        torch = self._torch
+        key = ("in", bucket, *((part.dtype, tuple(part.shape[1:]), _is_channels_last(torch, part)) for part in example))
 
-    def _landing(self, plan: CudaPlan, parts: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(
-            self._torch.empty((plan.bucket, *part.shape[1:]), dtype=part.dtype, device="cpu", pin_memory=True) for part in parts
-        )
+        def make() -> tuple[Any, ...]:
+            made = [_like(torch, part, bucket, device="cpu", pin_memory=True) for part in example]
+            return tuple((pinned, None if pinned.dtype is torch.bfloat16 else pinned.numpy()) for pinned in made)
+
+        return self._buffers(key, make)
+
+    def _landing(self, parts: Sequence[Any], bucket: int) -> PinnedBuffers:
+        """Buffers for batches of results like these."""
+        shapes = tuple((part.dtype, (bucket, *part.shape[1:])) for part in parts)
+
+        def make() -> tuple[Any, ...]:
+            return tuple(self._torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True) for dtype, shape in shapes)
+
+        return self._buffers(("out", *shapes), make)
+
+    def _buffers(self, key: Any, make: Callable[[], tuple[Any, ...]]) -> PinnedBuffers:
+        with self._pinned_lock:
+            found = self._pinned.get(key)
+            if found is None:
+                found = self._pinned[key] = PinnedBuffers(make)
+            return found
 
     def to_host(self, tensor: Any, ready: Any) -> Any:
         """Copy to the host, on a stream of its own: the current one may have a batch to run first."""
@@ -478,6 +582,9 @@ def _no_collection() -> Iterator[None]:
 
 def _like(torch: Any, example: Any, bucket: int, **options: Any) -> Any:
     """A buffer for `bucket` rows in the layout of the example, which is a batch of one."""
-    last = example.dim() == 4 and not example.is_contiguous() and example.is_contiguous(memory_format=torch.channels_last)
-    layout = torch.channels_last if last else torch.contiguous_format
+    layout = torch.channels_last if _is_channels_last(torch, example) else torch.contiguous_format
     return torch.empty((bucket, *example.shape[1:]), dtype=example.dtype, memory_format=layout, **options).zero_()
+
+
+def _is_channels_last(torch: Any, part: Any) -> bool:
+    return bool(part.dim() == 4 and not part.is_contiguous() and part.is_contiguous(memory_format=torch.channels_last))

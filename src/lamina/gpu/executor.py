@@ -106,13 +106,15 @@ class SliceExecutor:
         buckets: Sequence[int] = BUCKETS,
         graphs: bool = True,
         staged: Any = None,
+        gives_way: bool = True,
     ) -> None:
         """Load a model. `example` is a batch of one, or a tuple of such.
 
-        `staged` is what `models.stage` made of the module's weights; without it, that is done here.
+        `staged` is what `models.stage` made of the module's weights; without it, that is done here. Of one that `gives_way` long
+        graphs are cut, where the runtime can.
         """
         parts = example if isinstance(example, tuple | list) else (example,)
-        self.models.add(LoadedModel(name, module, parts, tuple(sorted(buckets)), graphs), staged)
+        self.models.add(LoadedModel(name, module, parts, tuple(sorted(buckets)), graphs, gives_way), staged)
 
     def unload(self, name: str) -> None:
         """Unload a model. What it has running ends first, by poll()."""
@@ -139,11 +141,13 @@ class SliceExecutor:
         keep: bool = False,
         then: Callable[[FinishedBatch], None] | None = None,
         preempts: Iterable[int] = (),
+        preempted_by: Iterable[int] = (),
         preemptible: bool = True,
     ) -> int:
         """Launch a batch. Items as `example` shows them, without its first dimension. `keep` leaves the results
-        on the device; `then` comes back with what has ended. Batches that it `preempts`, by ticket, wait meanwhile.
-        One that is not `preemptible` runs whole, and so does one that is alone here: pieces cost a little each."""
+        on the device; `then` comes back with what has ended. Batches that it `preempts`, by ticket, wait meanwhile, and it waits
+        for those that it is `preempted_by` from the beginning. One that is not `preemptible` runs whole, and so does one that is
+        alone here: pieces cost a little each."""
         if self._lost:
             raise ExecutorLost(self._lost)
         target = self.models[function]
@@ -159,6 +163,10 @@ class SliceExecutor:
             for part in victim.parts:
                 if part.flight is not None:
                     part.flight.pause()
+        for one in preempted_by:
+            if (before := self._open.get(one)) is not None:
+                before.preempts = (*before.preempts, ticket)
+                ticket.preempted_by.add(one)
         most = target.largest_fit  # as of now: a piece that does not fit makes it smaller
         ticket.open_parts = -(-len(inputs) // most)  # all of them: one that fails at once must not end the others
         for first in range(0, len(inputs), most):
@@ -227,7 +235,7 @@ class SliceExecutor:
         lane = self._slice_queues.get(piece.mask)
         if lane and not (lane[-1].is_begun and lane[-1].flight.is_launched):
             lane.append(piece)
-        elif self._begin(piece):
+        elif piece.ticket.preempted_by or self._begin(piece):
             self._slice_queues.setdefault(piece.mask, deque()).append(piece)
 
     def _begin(self, piece: _Part) -> bool:
@@ -260,9 +268,10 @@ class SliceExecutor:
             self._preempting.remove(piece)
 
     def _preemptable(self, tickets: Iterable[int], function: LoadedModel, count: int, mask: int) -> tuple[_Ticket, ...]:
-        """Those of the batches that can be preempted for this one. Segmented graphs of one slice use the same memory: there the
-        second waits for the first, as if it did not preempt."""
-        found = tuple([self._open[one] for one in tickets if one in self._open])
+        """Those of the batches that can be preempted for this one: one that is on its way as a whole cannot. Segmented graphs of
+        one slice use the same memory: there the second waits for the first, as if it did not preempt."""
+        known = [self._open[one] for one in tickets if one in self._open]
+        found = tuple([one for one in known if not any(part.is_begun and part.flight.is_launched for part in one.parts)])
         shares_memory = any(part.mask == mask for victim in found for part in victim.parts)
         return () if shares_memory and self.models.is_cut(function, count, mask) else found
 
@@ -338,7 +347,8 @@ class SliceExecutor:
         return [item if isinstance(item, tuple | list) else (item,) for item in items]
 
 
-def open_executor(slicer: Slicer, weights_mib: int = 0) -> SliceExecutor:
-    """Open an executor with the slicer's own runtime; `weights_mib` is how much of the device may hold weights (0: most)."""
-    runtime, weights = slicer.open_runtime(weights_mib)
+def open_executor(slicer: Slicer, weights_mib: int = 0, folder: str = "") -> SliceExecutor:
+    """Open an executor with the slicer's own runtime; `weights_mib` is how much of the device may hold weights (0: most).
+    Executors with one `folder` share the host's copies of weights."""
+    runtime, weights = slicer.open_runtime(weights_mib, folder)
     return SliceExecutor(slicer, runtime, weights)

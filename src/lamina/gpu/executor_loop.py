@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from lamina.core.scheduling.wakeups import DEADLINE_GRACE_US
@@ -44,23 +45,25 @@ from lamina.gpu.protocol import (
     UnloadFunction,
 )
 from lamina.gpu.slicer import Slicer
+from lamina.gpu.state_reads import StateReads
 from lamina.gpu.weight_cache import NoDeviceMemory
 from lamina.ipc.framing import FrameChannel, StopProcess
-from lamina.sdk.app_state import RefusedTransaction
-from lamina.sdk.context import BatchContext
+from lamina.sdk.app_state import WHICH_REQUEST, BatchState
+from lamina.sdk.context import BatchContext, active_context
 from lamina.sdk.spans import InnerSpan
 from lamina.values.references import ErrorInfo, ReleaseSlots, ShmRef
 from lamina.values.shm import INLINE_BYTES, ShmPool, ShmReader
-from lamina.worker.job_codec import decode_arguments, encode_results
-from lamina.worker.protocol import BatchDone, BatchHeartbeat
+from lamina.worker.job_codec import changes_of, decode_arguments, encode_results
+from lamina.worker.protocol import BatchDone, BatchHeartbeat, StateValue
 
 USAGE_EVERY_S = 1.0
+
+IDLE_S = 0.25
+"""Without a batch for so long, graphs are captured without pauses: between two calls of a busy device the next would meet it."""
 
 STUCK_US = 30_000_000
 """A batch so far past its deadlines has a primary thread that hangs: it sends no heartbeat any more, and the controller ends
 the process."""
-
-NO_STATE = RefusedTransaction("state: functions on a GPU have none", "keep it in a step on the CPU")
 
 
 @dataclass(slots=True, eq=False)
@@ -72,9 +75,10 @@ class _Batch:
     outputs: list[Any]
     places: list[int]  #: of the jobs that run, in the order of the executor's items
     reads: list[ShmRef]
+    state: BatchState
     keeps: bool = False
     is_ordered_by_slice: bool = False  #: its slice will run it before whatever comes to that slice later
-    is_waiting: bool = False  #: for its primary thread, or for room on the device
+    is_waiting: bool = False  #: for its primary thread, for room on the device, or for the state
     ticket: int = 0  #: of the executor; 0: none
     followers: list[Callable[[], None]] = field(default_factory=list)  #: to be called when it has ended, and been told
     spans: list[InnerSpan] = field(default_factory=list)  #: parts of it that the function wants to be seen
@@ -101,15 +105,17 @@ class ExecutorLoop:
             send=channel.send,
             call_soon=self.call_soon,
             submit=self._submit,
-            is_idle=lambda: not self._open,
+            is_idle=lambda: not self._open and time.monotonic() - self._last_batch_s > IDLE_S,
             freed=self._retry_waiting_for_memory,
         )
         if app is not None:
             self._loader.apps[setup.app] = app
         self._open: dict[int, _Batch] = {}
+        self._last_batch_s = 0.0  #: when one ended last
         self._waiting_for_memory: list[tuple[_Batch, list[Any]]] = []  #: batches whose weights find no room beside those in use
         self._slice_threads: dict[int, SliceThread] = {}
         self._callbacks: queue.SimpleQueue[Any] = queue.SimpleQueue()  #: from other threads, to be called here
+        self._state_reads = StateReads(channel.send)
         self._said_usage_s = 0.0
         self._hang_detector = HangDetector()
         self._telemetry: DeviceTelemetry | None = None
@@ -126,6 +132,7 @@ class ExecutorLoop:
                 self._telemetry.end()
 
     def _serve(self) -> None:
+        self._state_reads.begin()
         poller = select.poll()
         poller.register(self._channel.fileno(), select.POLLIN)
         poller.register(self.wake, select.POLLIN)
@@ -181,6 +188,8 @@ class ExecutorLoop:
                 self._loader.unload(frame.instance)
             case MoveSlice():
                 self._loader.move(frame.instance, frame.mask)
+            case StateValue():
+                self._state_reads.on_answer(frame)
             case FetchValue():
                 self._channel.send(self._values.fetch(frame.slot))
             case ForgetValues():
@@ -213,7 +222,8 @@ class ExecutorLoop:
             return
         outputs, calls = self._calls(frame, loaded)
         reads = [stored for job in frame.jobs for _, stored in job.leaves if type(stored) is ShmRef]
-        batch = self._open[frame.batch_id] = _Batch(frame, loaded, outputs, list(calls), reads)
+        state = BatchState(partial(self._state_reads.read, frame.batch_id))
+        batch = self._open[frame.batch_id] = _Batch(frame, loaded, outputs, list(calls), reads, state)
         loaded.on_batch_started(frame.batch_id)
         if loaded.model is None:
             self._run_callable(batch, list(calls.values()))
@@ -235,7 +245,59 @@ class ExecutorLoop:
         return outputs, calls
 
     def _run_model(self, batch: _Batch, model: Any, calls: list[dict[str, Any]]) -> None:
-        rows = model.rows(calls)
+        if model.has_host_code:
+            self._run_host_code(batch, lambda: model.rows(calls), lambda rows: self._on_rows(batch, model, rows))
+        else:
+            self._on_rows(batch, model, model.rows(calls))
+
+    def _run_host_code(self, batch: _Batch, work: Callable[[], list[Any]], then: Callable[[list[Any]], None]) -> None:
+        """Run `pre` or `post` of a model for a batch: here; or in a thread of its function, if that is known to read the state,
+        which this thread cannot wait for."""
+        context, before = self._context(batch), batch.state.checkpoint()
+
+        def run() -> list[Any]:
+            with active_context(context):
+                return work()
+
+        if not batch.function.reads_state:
+            found = self._state_reads.try_here(run)
+            if found is not None:
+                then(found)
+                return
+            batch.state.roll_back(before)
+            batch.function.on_state_read()
+        batch.is_waiting = True
+
+        def run_there() -> None:
+            try:
+                found = run()
+            except BaseException as error:  # SystemExit too: a function may end its call, not its executor
+                found = [RuntimeError(f"{type(error).__name__}: {error}")] * len(batch.places)
+            self.call_soon(lambda: then(found))
+
+        batch.function.run_on_host(run_there)
+
+    def _context(self, batch: _Batch) -> BatchContext:
+        frame = batch.frame
+        jobs = [frame.jobs[place] for place in batch.places]
+        ends_s = min((job.deadline_us for job in jobs if job.deadline_us), default=math.inf) / 1e6
+        transaction = WHICH_REQUEST if batch.function.function.spec.max_batch > 1 else batch.state.transaction(0)
+        return BatchContext(
+            frame.mask.bit_count(),
+            len(jobs),
+            tuple([job.call_id for job in jobs]),
+            self._setup.device,
+            len(frame.cores) or 1,
+            ends_s,
+            transaction=transaction,
+            origins=jobs,
+            spans=batch.spans,
+            function=batch.function.name,
+            batch_state=batch.state,
+            places=tuple(batch.places),
+        )
+
+    def _on_rows(self, batch: _Batch, model: Any, rows: list[Any]) -> None:
         good: list[int] = []
         for place, row in zip(batch.places, rows, strict=True):
             if isinstance(row, Exception):
@@ -257,9 +319,17 @@ class ExecutorLoop:
         if models.is_ready(instance, len(items), mask) and not models.is_eager_only(instance):
             self._begin(batch)
             batch.is_ordered_by_slice = True
+            frame = batch.frame
+            others = [self._open[one].ticket for one in frame.overlaps if one in self._open] if frame.overlaps else []
             batch.ticket = self._executor.submit(
-                instance, items, mask, keep=batch.keeps, then=lambda done: self._on_model_done(batch, items, done)
+                *(instance, items, mask),
+                keep=batch.keeps,
+                then=lambda done: self._on_model_done(batch, items, done),
+                preempts=() if frame.gives_way else others,
+                preempted_by=others if frame.gives_way else (),
+                preemptible=frame.gives_way,
             )
+            self._loader.captures.on_launched(batch.function, len(items), mask)
             return
         try:
             self._slicer.slice(mask)
@@ -269,7 +339,7 @@ class ExecutorLoop:
             return
         batch.is_waiting = True
         batch.function.on_eager_started()
-        batch.function.threads.submit(self._run_eager, batch, items)
+        batch.function.makers.submit(self._run_eager, batch, items)
 
     def _submit(
         self, instance: str, items: list[Any], mask: int, then: Callable[[FinishedBatch], None], *, keep: bool = False
@@ -309,7 +379,20 @@ class ExecutorLoop:
             batch.is_ordered_by_slice, batch.is_waiting = False, True
             self._waiting_for_memory.append((batch, items))
             return
-        self._on_batch_done(batch, done.device_us, self._model_outputs(batch, done))
+        loaded, outputs = batch.function, done.outputs
+        if done.error is not None or outputs is None:
+            self._on_batch_done(batch, done.device_us, [done.error] * len(batch.places))
+        elif batch.keeps:
+            self._on_batch_done(batch, done.device_us, [self._values.keep(output) for output in outputs])
+        else:
+            loaded.on_outputs(outputs)
+            model: Any = loaded.model
+            if model.has_host_code:
+                self._hang_detector.on_batch_ended(batch.frame.batch_id, batch.frame.mask)
+                told = partial(self._on_batch_done, batch, done.device_us)
+                self._run_host_code(batch, lambda: model.answers(outputs), told)
+            else:
+                self._on_batch_done(batch, done.device_us, model.answers(outputs))
 
     def _retry_waiting_for_memory(self) -> None:
         crowded, self._waiting_for_memory = self._waiting_for_memory, []
@@ -332,18 +415,11 @@ class ExecutorLoop:
                 slice_, lambda *end: self.call_soon(lambda: self._on_callable_done(*end))
             )
         ends = [job.deadline_us / 1e6 for job in frame.jobs if job.deadline_us]
-        ends_s = min(ends, default=math.inf)
         limit_s = frame.limit_us / 1e6
         if limit_s and ends:  # how long it takes is up to its inputs: it may, until its deadlines
             limit_s = max(limit_s, max(ends) + 2 * DEADLINE_GRACE_US / 1e6 - time.monotonic())
         self._hang_detector.on_batch_started(frame.batch_id, frame.mask, limit_s)
-        call_ids = tuple(job.call_id for job in frame.jobs)
-        units = frame.mask.bit_count()
-        context = BatchContext(
-            *(units, len(calls), call_ids, self._setup.device, len(frame.cores) or 1, ends_s, None, NO_STATE),
-            *(frame.jobs, batch.spans, batch.function.function.name),
-        )
-        lane.put(CallableBatch(frame.batch_id, batch.function.runner, calls, context, frame.cores))
+        lane.put(CallableBatch(frame.batch_id, batch.function.runner, calls, self._context(batch), frame.cores))
         batch.is_ordered_by_slice = True
 
     def _on_callable_done(self, batch_id: int, took_us: int, outputs: list[Any]) -> None:
@@ -359,26 +435,18 @@ class ExecutorLoop:
             assert done.then is not None
             done.then(done)
 
-    def _model_outputs(self, batch: _Batch, done: FinishedBatch) -> list[Any]:
-        if done.error is not None or done.outputs is None:
-            return [done.error] * len(batch.places)
-        if batch.keeps:
-            return [self._values.keep(output) for output in done.outputs]
-        batch.function.on_outputs(done.outputs)
-        assert batch.function.model is not None
-        return batch.function.model.answers(done.outputs)
-
     def _on_batch_done(self, batch: _Batch, device_us: int, outputs: list[Any]) -> None:
         frame, loaded = batch.frame, batch.function
         self._hang_detector.on_batch_ended(frame.batch_id, frame.mask)
         for place, output in zip(batch.places, outputs, strict=True):
             batch.outputs[place] = output
         del self._open[frame.batch_id]
+        self._last_batch_s = time.monotonic()
         loaded.on_batch_ended(frame.batch_id)
         results = encode_results(self._pool, batch.outputs)
         batch.outputs = []
         kept = [ref for ref in batch.reads if self._reader.is_viewed(ref)]
-        self._channel.send(BatchDone(frame.batch_id, device_us, results, kept, None, batch.spans))
+        self._channel.send(BatchDone(frame.batch_id, device_us, results, kept, changes_of(batch.state, results), batch.spans))
         for then in batch.followers:
             then()
         if self._waiting_for_memory:
@@ -396,8 +464,11 @@ class ExecutorLoop:
         bandwidth, clocks = (telemetry.bandwidth, telemetry.clocks) if telemetry is not None else (-1.0, None)
         said = (models.weights_mib, self._slicer.memory_used_mib(), models.graphs, models.evictions, bandwidth)
         self._channel.send(ExecutorUsage(*said, captures.missing, captures.eager_batches, clocks))
+        paused = self._executor.paused
         for batch in self._open.values():
-            if batch.is_waiting and not _is_late(batch.frame, STUCK_US):  # and alive, however long that takes
+            if (batch.is_waiting or batch.ticket in paused) and not _is_late(
+                batch.frame, STUCK_US
+            ):  # and alive, however long that takes
                 self._channel.send(BatchHeartbeat(batch.frame.batch_id))
         self._retry_waiting_for_memory()
 

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import traceback
 from typing import Any
 
@@ -21,7 +22,7 @@ from lamina.gpu.executor_loop import ExecutorLoop
 from lamina.gpu.gc_schedule import disable_full_collections
 from lamina.gpu.hot_standby import import_all
 from lamina.gpu.protocol import ExecutorSetup, ImportModules, Promote, to_executor_reader
-from lamina.gpu.slicers import open_slicer
+from lamina.gpu.slicers import back_end, open_slicer
 from lamina.ipc.framing import FrameChannel
 from lamina.worker.main import die_with_parent
 from lamina.worker.output_tags import show_logging, tag_output
@@ -40,6 +41,11 @@ def _open_app(setup: ExecutorSetup) -> Any:
         import torch  # noqa: F401
 
         return load_app(setup.app)
+
+
+def _import_torch() -> None:
+    with contextlib.suppress(Exception):  # what needs it says what is wrong
+        import torch  # noqa: F401
 
 
 def wait_for_promotion(channel: FrameChannel) -> None:
@@ -69,8 +75,13 @@ def main(argument: str) -> int:
         app = _open_app(setup) if setup.is_standby else None
         if setup.is_standby and not setup.opens_ahead:
             wait_for_promotion(channel)
+        importing = threading.Thread(target=_import_torch)
+        if back_end(setup.slicer).has_device:
+            importing.start()  # which takes seconds, and opening the device one
         slicer = open_slicer(setup.slicer, setup.ordinal, soft=setup.soft)
-        worker = ExecutorLoop(setup, channel, slicer, open_executor(slicer, setup.weights_mib), app)
+        if importing.ident is not None:
+            importing.join()
+        worker = ExecutorLoop(setup, channel, slicer, open_executor(slicer, setup.weights_mib, setup.folder), app)
         signal.set_wakeup_fd(worker.woken, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, lambda *_: setattr(worker, "leaving", True))
         worker.serve()

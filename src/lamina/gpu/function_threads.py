@@ -1,24 +1,29 @@
-"""Per-function threads for loading, eager runs and graph capture, and a cache of the threads of unloaded functions.
+"""Threads for loading, eager runs and graph capture: of a function, or of all functions of one architecture; and a cache of those
+whose functions have left.
 
 cuDNN chooses and compiles kernels when a thread first meets a shape, which takes seconds, keeps them for that thread alone, and
-does not give back what they took of the host's memory when the thread ends: 130 MiB for ShuffleNet (measured on an H200). So the
-threads of an unloaded function are kept for the next time, and for no other function, whose code might find what this one
-has set for its thread.
+does not give back what they took of the host's memory when the thread ends: 130 MiB for ShuffleNet (measured on an H200). It
+compiles for one thread at a time, and every thread has handles of its own on the device. So models of one architecture, which
+have the same shapes, share the threads that run them for the first time and capture their graphs, and the threads of an unloaded
+function are kept for the next time. Users' own code, which might leave something set for its thread, runs in a thread of its
+function.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 FunctionKey = tuple[str, str]
-"""Function, app."""
+"""Function, app; or what an architecture is known by, and nothing."""
 
 MAX_IDLE = 8
-"""Makers that wait for their function; beyond, the one that has waited longest goes. Each keeps what cuBLAS works in, for both
-threads and every slice they have met: half a GiB of an H200."""
+"""Threads that wait for their function, and as many that wait for one of their architecture; beyond, the one that has waited
+longest goes."""
 
 
 class FunctionThreads:
@@ -56,12 +61,48 @@ class FunctionThreads:
                 thread.shutdown(wait=False)
 
 
+def architecture_of(module: Any, example: Sequence[Any]) -> FunctionKey:
+    """What modules of equal code and shapes have in common. Weights are not part of it."""
+    found = hashlib.blake2b(digest_size=16)
+    for name, layer in module.named_modules():
+        kind = type(layer)
+        code = getattr(kind.forward, "__code__", None)
+        found.update(f"{name} {kind.__module__}.{kind.__qualname__} {layer.extra_repr()}\n".encode())
+        found.update(code.co_code if code is not None else b"")
+    for tensor in (*module.parameters(), *module.buffers(), *example):
+        found.update(f"{tensor.dtype} {tuple(tensor.shape)} {tuple(tensor.stride())}\n".encode())
+    return found.hexdigest(), ""
+
+
 class ThreadCache:
-    """Cache of idle threads by function. `acquire` and `FunctionThreads.retire` may be called in any thread."""
+    """Cache of idle threads by function. `acquire`, `share` and `FunctionThreads.retire` may be called in any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[FunctionThreads] = []  #: in the order in which they came to rest
+        self._shared: dict[FunctionKey, FunctionThreads] = {}  #: by architecture; those without users in the order of their rest
+        self._users: Counter[FunctionKey] = Counter()
+
+    def share(self, key: FunctionKey) -> FunctionThreads:
+        """Threads of an architecture, until `unshare`."""
+        with self._lock:
+            self._users[key] += 1
+            if key not in self._shared:
+                self._shared[key] = FunctionThreads(key, lambda threads: None)
+            return self._shared[key]
+
+    def unshare(self, threads: FunctionThreads) -> None:
+        """A function has left its architecture's threads. They are kept for the next."""
+        with self._lock:
+            self._users[threads.key] -= 1
+            if self._users[threads.key]:
+                return
+            del self._users[threads.key]
+            self._shared[threads.key] = self._shared.pop(threads.key)
+            idle = [key for key in self._shared if key not in self._users]
+            gone = self._shared.pop(idle[0]) if len(idle) > MAX_IDLE else None
+        if gone is not None:
+            gone.end()
 
     def acquire(self, key: FunctionKey) -> FunctionThreads:
         with self._lock:

@@ -6,9 +6,10 @@ any batch can be served. It captures graphs of these two on the slices the funct
 before it is ready, and later ones between batches, after two eager ones at the latest.
 
 All others are captured in a secondary thread, with a clone of the module that shares its weights, so that no batch is behind
-one of them; by the primary where a module cannot be cloned. A graph that a batch missed comes first. The rest comes one at a
-time, and while there are batches with a pause after each: a capture takes the interpreter and the driver from the serving
-thread, for milliseconds, and hundreds of them in a row are felt.
+one of them; by the primary where a module cannot be cloned. A graph that a batch missed comes first. Then those of sizes that
+batches had, and so were padded; in advance only while there are few graphs in all. They come one at a time, and while there are
+batches with a pause after each: a capture takes the interpreter and the driver from the serving thread, for milliseconds, and
+hundreds of them in a row are felt. While functions are loaded, nothing is captured that no batch waits for.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,7 @@ from lamina.gpu.executor import ExecutorLost, SliceExecutor
 from lamina.gpu.loaded_function import LoadedFunction
 from lamina.gpu.runtime import CaptureBusy
 from lamina.gpu.slicer import Slicer
+from lamina.gpu.weights import clone_module
 
 MAX_EAGER_BATCHES = 2
 """Batches without a graph in one place before the primary captures it, even though others wait for it."""
@@ -33,6 +35,10 @@ PAUSE_FACTOR = 9
 
 MAX_COUNTED_S = 0.1
 """Of that time: what is longer was spent waiting for others."""
+
+MAX_IN_ADVANCE = 150
+"""Graphs in an executor, up to which those of further sizes are captured before a batch has such a size. Each takes a megabyte of
+the device and more: forty models with all of theirs had a thousand."""
 
 STEP_S = 0.005
 """How often it is checked whether a pause is over."""
@@ -49,7 +55,9 @@ GraphKey = tuple[int, int]
 class FunctionGraphs:
     """What the capture queue knows of one function. It alone writes here."""
 
-    clone: Any  #: the function's module once more, for the secondary thread; None: the primary captures all
+    clone: Any = None  #: the function's module once more, for the secondary thread
+    is_cloned: bool = False  #: it was tried; without one the primary captures all
+    is_cloning: bool = False
     likely: set[GraphKey] = field(default_factory=set)  #: which the primary captures
     to_capture: list[GraphKey] = field(default_factory=list)  #: when there is time
     capturing: dict[GraphKey, bool] = field(default_factory=dict)  #: by the primary, or by the secondary?
@@ -63,7 +71,7 @@ class FunctionGraphs:
 
     def is_for_primary(self, key: GraphKey) -> bool:
         """Is this graph captured in the primary thread?"""
-        return key in self.likely or key in self.retry_on_primary or self.clone is None
+        return key in self.likely or key in self.retry_on_primary or (self.is_cloned and self.clone is None)
 
 
 class GraphCaptureQueue:
@@ -75,10 +83,11 @@ class GraphCaptureQueue:
         executor: SliceExecutor,
         call_soon: Callable[[Callable[[], None]], None],
         is_idle: Callable[[], bool],
+        is_loading: Callable[[], bool],
         freed: Callable[[], None],
     ) -> None:
         self._slicer, self._executor = slicer, executor
-        self._call_soon, self._is_idle, self._on_weights_freed = call_soon, is_idle, freed
+        self._call_soon, self._is_idle, self._is_loading, self._on_weights_freed = call_soon, is_idle, is_loading, freed
         self.eager_batches = 0  #: that found no graph, so far
         self._graphs: dict[LoadedFunction, FunctionGraphs] = {}
         self._under_way = 0
@@ -101,23 +110,31 @@ class GraphCaptureQueue:
     def graphs_of(self, loaded: LoadedFunction) -> FunctionGraphs:
         found = self._graphs.get(loaded)
         if found is None:
-            found = self._graphs[loaded] = FunctionGraphs(loaded.take_clone())
+            found = self._graphs[loaded] = FunctionGraphs()
         return found
 
     # -------------------------------------------------------------- what is to be captured
 
-    def request(self, loaded: LoadedFunction, masks: Iterable[int], then: Callable[[], None] | None = None) -> None:
+    def request(
+        self,
+        loaded: LoadedFunction,
+        masks: Iterable[int],
+        needed: Container[int] = (),
+        then: Callable[[], None] | None = None,
+    ) -> None:
         """Request graphs for the slices a function is likely to run on.
 
-        `then` is called when there are graphs of its first sizes on all of them, or when there can be none."""
+        `then` is called when there are graphs of the `needed` sizes on all of them, or when there can be none."""
         masks, graphs = list(masks), self.graphs_of(loaded)
         first = [(bucket, mask) for bucket in reversed(loaded.first_buckets) for mask in masks]
         others = [(bucket, mask) for bucket in loaded.buckets for mask in masks if bucket not in loaded.first_buckets]
+        if self._executor.models.graphs + self.missing + len(first) + len(others) > MAX_IN_ADVANCE:
+            first, others = [key for key in first if key[0] == loaded.buckets[-1]], []
         keys = [key for key in first + others if key not in graphs.capturing and not self._is_settled(loaded, graphs, key)]
         graphs.to_capture = [*keys, *(key for key in graphs.to_capture if key not in keys)]
         graphs.likely |= set(first)
         if then is not None:
-            graphs.needed_for_ready, graphs.on_ready = set(first), then
+            graphs.needed_for_ready, graphs.on_ready = {key for key in first if key[0] in needed}, then
         self._capture_next(loaded)
 
     def on_graph_missing(self, loaded: LoadedFunction, count: int, mask: int) -> None:
@@ -129,6 +146,16 @@ class GraphCaptureQueue:
         if not loaded.is_unloading and key not in graphs.capturing and not self._is_settled(loaded, graphs, key):
             graphs.to_capture = [key, *(other for other in graphs.to_capture if other != key)]
         self._capture_next(loaded)
+
+    def on_launched(self, loaded: LoadedFunction, count: int, mask: int) -> None:
+        """A batch has a graph, which may be larger than it need be: then its own is captured when there is time."""
+        models = self._executor.models
+        key = (models.bucket_for(loaded.instance, count), mask)
+        if not models[loaded.instance].has_graph(*key):
+            graphs = self.graphs_of(loaded)
+            if not (loaded.is_unloading or key in graphs.capturing or key in graphs.to_capture or key in graphs.uncapturable):
+                graphs.to_capture.append(key)
+                self._pending[loaded] = None
 
     def cancel(self, loaded: LoadedFunction) -> None:
         """Capture no more for it; what is under way ends first (`is_capturing`)."""
@@ -177,8 +204,13 @@ class GraphCaptureQueue:
         for by_primary in (True, False):
             if by_primary not in graphs.capturing.values():
                 key = next((key for key in graphs.to_capture if graphs.is_for_primary(key) is by_primary), None)
-                if key is not None and self._can_begin(loaded, graphs, key):
+                if key is None or not self._can_begin(loaded, graphs, key):
+                    continue
+                if by_primary or graphs.is_cloned:
                     self._begin(loaded, graphs, key, by_primary)
+                elif not graphs.is_cloning:
+                    graphs.is_cloning = True
+                    loaded.makers.submit(self._clone, loaded)
         if graphs.to_capture:
             self._pending[loaded] = None
         graphs.needed_for_ready = {key for key in graphs.needed_for_ready if key in graphs.capturing or key in graphs.to_capture}
@@ -190,10 +222,23 @@ class GraphCaptureQueue:
         if graphs.on_ready is None and time.monotonic() < self._busy_until_s:
             return False
         missed = graphs.missed.get(key, 0)
+        if not missed and key not in graphs.needed_for_ready and self._is_loading():
+            return False
         if graphs.is_for_primary(key) and loaded.eager_batches and missed < MAX_EAGER_BATCHES:
             return False
         is_wanted = key in graphs.likely or missed > 0
         return is_wanted or self._is_idle() or (not self._unrequested and time.monotonic() >= self._pause_until_s)
+
+    def _clone(self, loaded: LoadedFunction) -> None:
+        """Clone its module, in its primary thread, where nothing else runs it."""
+        clone = clone_module(loaded.work) if self._slicer.has_device else loaded.work
+        self._call_soon(lambda: self._on_cloned(loaded, clone))
+
+    def _on_cloned(self, loaded: LoadedFunction, clone: Any) -> None:
+        graphs = self._graphs.get(loaded)
+        if graphs is not None:
+            graphs.clone, graphs.is_cloned, graphs.is_cloning = clone, True, False
+            self._capture_next(loaded)
 
     # ---------------------------------------------------------------------- one of them
 
@@ -217,7 +262,7 @@ class GraphCaptureQueue:
             self._unrequested.add((loaded.instance, key))
         work = None if by_primary else graphs.clone
         waits = graphs.on_ready is not None
-        loaded.threads.submit(self._capture, loaded, graphs, key, work, waits, further=not by_primary)
+        loaded.makers.submit(self._capture, loaded, graphs, key, work, waits, further=not by_primary)
 
     def _capture(self, loaded: LoadedFunction, graphs: FunctionGraphs, key: GraphKey, work: Any, waits: bool) -> None:
         """Capture in one of its threads, with this thread's module. Once it serves, it waits for no other function's code."""
@@ -271,16 +316,22 @@ class GraphCaptureQueue:
     def install(self, loaded: LoadedFunction, bucket: int, mask: int, plan: Any) -> None:
         """Serve with a captured plan from now on, or without one if there is none."""
         models, had_graphs = self._executor.models, not self._executor.models.is_eager_only(loaded.instance)
+        graphs = self.graphs_of(loaded)  # known from now on: its first replay may tell that it is to be captured again
         models.install_graph(loaded.instance, bucket, mask, plan)
         if not models[loaded.instance].has_graph(bucket, mask):
-            self._give_up(loaded, self.graphs_of(loaded), (bucket, mask), plan)
+            self._give_up(loaded, graphs, (bucket, mask), plan)
+        elif isinstance(plan, Exception):
+            self._log_failure(loaded, graphs, (bucket, mask), plan, "stays whole")
         if had_graphs and models.is_eager_only(loaded.instance):
             os.write(2, f"lamina: {loaded.name} runs without graphs, in a thread of its own: {plan}\n".encode())
 
     def _give_up(self, loaded: LoadedFunction, graphs: FunctionGraphs, key: GraphKey, error: Any) -> None:
-        """Note the failure, and log it once for each function: what failed for one graph mostly fails for all."""
         graphs.uncapturable.add(key)
+        self._log_failure(loaded, graphs, key, error, "cannot be captured")
+
+    def _log_failure(self, loaded: LoadedFunction, graphs: FunctionGraphs, key: GraphKey, error: Any, fate: str) -> None:
+        """Log a failure once for each function: what failed for one graph mostly fails for all."""
         if not graphs.has_logged_failure:
             graphs.has_logged_failure = True
             what = f"{type(error).__name__}: {error}"[:200]
-            os.write(2, f"lamina: {loaded.name}: no graph of {key[0]} items on slice {key[1]:#x}: {what}\n".encode())
+            os.write(2, f"lamina: {loaded.name}: the graph of {key[0]} items on slice {key[1]:#x} {fate}: {what}\n".encode())

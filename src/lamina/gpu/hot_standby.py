@@ -99,7 +99,7 @@ class HotStandby:
             except Exception:  # its load says what is wrong
                 pass
             else:
-                loaded.threads.submit(self._warm_up, key, loaded)
+                loaded.makers.submit(self._warm_up, key, loaded)
                 return
         self._loading.close_function(loaded)
         self._over()

@@ -82,10 +82,12 @@ class NvrtcLauncher:
     """NVRTC and the driver, through NVIDIA's bindings. Kernels are loaded as libraries: those belong to no context, and so run on
     the streams of every slice."""
 
-    def __init__(self) -> None:
+    def __init__(self, ordinal: int = 0) -> None:
         self._nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
         self._cuda: Any = importlib.import_module("cuda.bindings.driver")
-        device = self._call(self._cuda, "cuCtxGetDevice")
+        device = self._call(self._cuda, "cuDeviceGet", ordinal)
+        context = self._call(self._cuda, "cuDevicePrimaryCtxRetain", device)  # there is one: it is never given back
+        self._call(self._cuda, "cuCtxSetCurrent", context)  # a thread that has just begun has none
         attributes = self._cuda.CUdevice_attribute
         major = self._call(self._cuda, "cuDeviceGetAttribute", attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
         minor = self._call(self._cuda, "cuDeviceGetAttribute", attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)

@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,11 +41,11 @@ class LoadedFunction:
     function: Function[..., Any]
     runner: Runner
     mask: int  #: a slice as it will usually get: its home, or the first of its size
-    threads: FunctionThreads
+    threads: FunctionThreads  #: its own, for users' code
     work: Any = None  #: of a model: what the executor runs, and an example for it
     example: Sequence[Any] = ()
     staged: Any = None  #: its weights in pinned memory, until they have a block
-    clone: Any = None  #: its module once more, for a second thread
+    shared: FunctionThreads | None = None  #: of its architecture, for first runs and graphs; None: its own
     took_us: dict[str, int] = field(default_factory=dict)  #: where the time of its load went
     was_standby: bool = False  #: it was opened in a standby, before it was needed
     warm_buckets: set[int] = field(default_factory=set)  #: sizes its primary thread has run
@@ -52,6 +53,8 @@ class LoadedFunction:
     is_unloading: bool = False
     batches: set[int] = field(default_factory=set)  #: in flight
     eager_batches: int = 0  #: of these, those with its primary thread, for want of a graph
+    reads_state: bool = False  #: in `pre` or `post` of a model, which have a thread then
+    host_thread: ThreadPoolExecutor | None = None
     buckets: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -89,10 +92,17 @@ class LoadedFunction:
     def move(self, mask: int) -> None:
         self.mask = mask
 
-    def take_clone(self) -> Any:
-        """Hand the clone over to the capture queue, which may give it up."""
-        clone, self.clone = self.clone, None
-        return clone
+    @property
+    def makers(self) -> FunctionThreads:
+        """The threads that run it for the first time, capture its graphs, and run batches without one."""
+        return self.shared or self.threads
+
+    def leave_shared(self) -> FunctionThreads | None:
+        """From now on its own threads do everything; returns those that it shared."""
+        shared, self.shared = self.shared, None
+        if shared is not None:
+            self.warm_buckets.clear()
+        return shared
 
     def on_weights_placed(self) -> None:
         """Its block has them; of equal ones there is one."""
@@ -101,8 +111,19 @@ class LoadedFunction:
     def begin_unload(self) -> None:
         self.is_unloading = True
 
+    def on_state_read(self) -> None:
+        self.reads_state = True
+
+    def run_on_host(self, work: Callable[[], None]) -> None:
+        """Run `pre` or `post` of a model in a thread, where it may wait."""
+        if self.host_thread is None:
+            self.host_thread = ThreadPoolExecutor(1, f"host-{self.name}")
+        self.host_thread.submit(work)
+
     def close(self, then: Callable[[], None]) -> None:
         """Close its runner and retire its threads; `then` is called in its primary thread, when it has left."""
+        if self.host_thread is not None:
+            self.host_thread.shutdown(wait=False)
         self.threads.retire(lambda: close_runner(self.name, self.runner), then)
 
     @contextmanager
@@ -165,7 +186,8 @@ def model_work(model: LoadedTorchModel | LoadedKernelGraph, has_device: bool) ->
         return model.host, model.example
     import torch
 
-    return device_module(model.graph, model.plan, NvrtcLauncher(), lambda: int(torch.cuda.current_stream().cuda_stream))
+    launcher = NvrtcLauncher(int(torch.cuda.current_device()))
+    return device_module(model.graph, model.plan, launcher, lambda: int(torch.cuda.current_stream().cuda_stream))
 
 
 def host_forward(model: LoadedTorchModel) -> Callable[..., Any]:

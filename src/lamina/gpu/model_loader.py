@@ -1,11 +1,11 @@
 """Model loader: how a function is loaded into an executor, and how it is unloaded. Owner of what is loaded there.
 
-Each function has threads of its own for everything slow: users' code, weights, first runs, graphs. Steps go to and fro between
-its primary thread and the serving thread: `_open_function` > `_bring_weights` > `_capture_first` > `_on_first_captured` >
-`_probe` > `_on_loaded`. It is ready with graphs of its smallest and its largest batch on every slice it is likely to run on.
-When the executor was replaced it is ready with the largest on one slice: clients have waited long enough, and a small batch
-fits into that one. If it was prepared by the standby, it begins with `_bring_weights`. Which graphs are captured when, from
-then on, is in `graph_capture`.
+Everything slow has threads of its own: users' code and weights one of the function, first runs and graphs those of its
+architecture. Steps go to and fro between them and the serving thread: `_open_function` > `_bring_weights` > `_capture_first` >
+`_on_first_captured` > `_probe` > `_on_loaded`. It is ready with graphs of its smallest and its largest batch on every slice it is
+likely to run on; while many are loaded at once, with the largest alone, into which a small batch fits. When the executor was
+replaced it is ready with the largest on one slice: clients have waited long enough. If it was prepared by the standby, it begins
+with `_bring_weights`. Which graphs are captured when, from then on, is in `graph_capture`.
 
 Nothing here waits in the serving thread. A function that is not wanted any more leaves at the next step, when nothing of it is
 under way.
@@ -21,15 +21,24 @@ from typing import Any
 
 from lamina.errors import LoadFailed, UnknownTarget
 from lamina.gpu.executor import ExecutorLost, FinishedBatch, SliceExecutor
-from lamina.gpu.function_threads import FunctionThreads, ThreadCache
+from lamina.gpu.function_threads import FunctionThreads, ThreadCache, architecture_of
 from lamina.gpu.gc_schedule import GcSchedule
 from lamina.gpu.graph_capture import GraphCaptureQueue
 from lamina.gpu.hot_standby import HotStandby
 from lamina.gpu.loaded_function import LoadedFunction, close_runner, likely_masks, model_work, on_host, usual_mask
-from lamina.gpu.protocol import FunctionLoaded, FunctionLoadFailed, FunctionUnloaded, LoadFunction, ModulesImported
+from lamina.gpu.protocol import (
+    FunctionLoaded,
+    FunctionLoadFailed,
+    FunctionSegmented,
+    FunctionUnloaded,
+    LoadFunction,
+    ModulesImported,
+)
 from lamina.gpu.slicer import Slicer
-from lamina.gpu.weights import clone_module
 from lamina.worker.job_codec import error_info
+
+CROWD = 8
+"""Functions on their way at once, beyond which each is ready with its largest batch alone: others wait for the compiler."""
 
 Submit = Callable[[str, list[Any], int, Callable[[FinishedBatch], None]], None]
 
@@ -62,9 +71,10 @@ class ModelLoader:
         self._reported_modules = set(sys.modules)
         self._loading: set[str] = set()  #: instances on their way that are still wanted
         self._unloading: list[LoadedFunction] = []
+        self._segment_us: dict[str, int] = {}  #: by instance: its longest segment, where it has some
         self.thread_cache = ThreadCache()
         self.standby = HotStandby(self, executor, send, call_soon)
-        self.captures = GraphCaptureQueue(slicer, executor, call_soon, is_idle, freed)
+        self.captures = GraphCaptureQueue(slicer, executor, call_soon, is_idle, lambda: self.is_loading, freed)
 
     def load(self, frame: LoadFunction) -> None:
         self._loading.add(frame.instance)
@@ -103,6 +113,10 @@ class ModelLoader:
         """One step of the loader; called by the serving thread, at every turn."""
         if self._unloading:
             self._finish_unloads()
+        for instance, segment_us in self._executor.models.take_segmented():
+            self._segment_us[instance] = max(segment_us, self._segment_us.get(instance, 0))
+            if instance in self.functions:
+                self._send(FunctionSegmented(instance, self._segment_us[instance]))
         self.captures.step()
 
     # --------------------------------------------------------------- until it is ready
@@ -126,27 +140,30 @@ class ModelLoader:
             function = self._function(name, app or self._app)
             runner = function.open()
         opened_ns = time.monotonic_ns()
-        work = staged = clone = None
+        work = staged = shared = None
         example: Sequence[Any] = ()
         try:
             if runner.model is not None:
                 work, example = model_work(runner.model, self._has_device)
                 staged = models.stage(work) if self._has_device else None
-                clone = clone_module(work) if self._has_device else work
+                if self._has_device and hasattr(work, "named_modules"):
+                    shared = self.thread_cache.share(architecture_of(work, example))
         except BaseException:
             close_runner(function.name, runner)
             raise
         open_us, stage_us = (opened_ns - begin_ns) // 1000 - waited_us, (time.monotonic_ns() - opened_ns) // 1000
         took_us = {"waiting for others' code": waited_us, "its own code": open_us, "pinning": stage_us}
         return LoadedFunction(
-            instance, function, runner, usual_mask(function, self._slicer, home), threads, work, example, staged, clone, took_us
+            instance, function, runner, usual_mask(function, self._slicer, home), threads, work, example, staged, shared, took_us
         )
 
     def place(self, loaded: LoadedFunction) -> None:
         """Bring its weights to the device, to stay there until `unpin`."""
         executor = self._executor
         self._slicer.slice(loaded.mask)
-        executor.load(loaded.instance, loaded.work, loaded.example, buckets=loaded.buckets, staged=loaded.staged)
+        gives_way = not loaded.function.spec.slo.latency_us
+        given = loaded.instance, loaded.work, loaded.example
+        executor.load(*given, buckets=loaded.buckets, staged=loaded.staged, gives_way=gives_way)
         executor.models.pin(loaded.instance)
 
     def _function(self, name: str, app: str) -> Any:
@@ -174,15 +191,17 @@ class ModelLoader:
             self._fail_load(frame, error_info(error), loaded)
             return
         loaded.on_weights_placed()
-        loaded.threads.submit(self._capture_first, frame, loaded)
+        is_crowd = frame.is_reload or len(self._loading) > CROWD
+        loaded.makers.submit(self._capture_first, frame, loaded, loaded.first_buckets[-1:] if is_crowd else loaded.first_buckets)
 
-    def _capture_first(self, frame: LoadFunction, loaded: LoadedFunction) -> None:
-        """Capture graphs on its usual slice, enough to serve; in its primary thread."""
+    def _capture_first(self, frame: LoadFunction, loaded: LoadedFunction, buckets: tuple[int, ...]) -> None:
+        """Capture graphs on its usual slice, enough to serve; in its primary thread. If its architecture's fails, in its own:
+        there is what its code has set for that."""
         made: dict[int, Any] = {}
         took_mib, failure = 0, None
         models = self._executor.models
         try:
-            for bucket in loaded.first_buckets[-1:] if frame.is_reload else reversed(loaded.first_buckets):
+            for bucket in reversed(buckets):
                 with loaded.timing("first runs"):
                     took_mib = max(took_mib, models.warmup_run(frame.instance, bucket, loaded.mask))
                 with loaded.timing("graphs"):
@@ -190,7 +209,21 @@ class ModelLoader:
                 loaded.on_warm(bucket)
         except BaseException as error:
             failure = error
+        if loaded.shared is not None and any(map(self._is_its_own, (failure, *made.values()))):
+            self._leave_shared(loaded)
+            loaded.threads.submit(self._capture_first, frame, loaded, buckets)
+            return
         self._call_soon(lambda: self._on_first_captured(frame, loaded, made, took_mib, failure))
+
+    def _is_its_own(self, found: Any) -> bool:
+        """Is it an error of the function's code, and not of the device or its memory?"""
+        is_error = isinstance(found, BaseException)
+        return is_error and not self._executor.is_out_of_memory(found) and not self._executor.is_broken(found)
+
+    def _leave_shared(self, loaded: LoadedFunction) -> None:
+        shared = loaded.leave_shared()
+        if shared is not None:
+            self.thread_cache.unshare(shared)
 
     def _on_first_captured(
         self, frame: LoadFunction, loaded: LoadedFunction, made: dict[int, Any], took_mib: int, failure: BaseException | None
@@ -210,7 +243,7 @@ class ModelLoader:
             return
         for bucket, plan in made.items():
             self.captures.install(loaded, bucket, loaded.mask, plan)
-        masks = likely_masks(self._slicer, loaded.mask, frame.mask)
+        masks, needed = likely_masks(self._slicer, loaded.mask, frame.mask), tuple(made)
 
         def timed(probes: dict[int, int]) -> None:
             """Request as many graphs as it takes for no batch to find none; unless clients have waited long enough."""
@@ -218,7 +251,7 @@ class ModelLoader:
                 self.captures.request(loaded, masks)  # first: it may not be wanted any more, and leave
                 self._on_loaded(frame, loaded, probes)
             else:
-                self.captures.request(loaded, masks, then=lambda: self._on_loaded(frame, loaded, probes))
+                self.captures.request(loaded, masks, needed, then=lambda: self._on_loaded(frame, loaded, probes))
 
         captured = [bucket for bucket in sorted(made) if models[loaded.instance].has_graph(bucket, loaded.mask)]
         self._probe(frame, loaded, [bucket for bucket in captured for _ in range(2)], {}, timed)
@@ -259,6 +292,8 @@ class ModelLoader:
         units, parts = loaded.mask.bit_count(), list(loaded.took_us.items())
         told = [(bucket, units, device_us) for bucket, device_us in probes.items()] if frame.probe else []
         self._send(FunctionLoaded(frame.instance, took_us, told, loaded.model is not None, parts, loaded.was_standby))
+        if frame.instance in self._segment_us:
+            self._send(FunctionSegmented(frame.instance, self._segment_us[frame.instance]))
         if fresh := [name for name in list(sys.modules) if name not in self._reported_modules]:
             self._reported_modules.update(fresh)
             self._send(ModulesImported([name for name in fresh if len(name) <= 200]))
@@ -287,12 +322,14 @@ class ModelLoader:
                 self._unloading.remove(loaded)
                 if loaded.instance in models:
                     self._executor.unload(loaded.instance)
+                self._segment_us.pop(loaded.instance, None)
                 self.close_function(loaded)
                 self._send(FunctionUnloaded(loaded.instance))
 
     def close_function(self, loaded: LoadedFunction) -> None:
         """Close a function. Its garbage is collected now, and again when it has closed, which may take long."""
         self.captures.forget(loaded)
+        self._leave_shared(loaded)
         self._on_closed()
         loaded.close(lambda: self._call_soon(self._on_closed))
 

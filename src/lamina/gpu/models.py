@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import BadValue, UnknownTarget
-from lamina.gpu.runtime import CaptureBusy, DeviceRuntime, PinnedBuffers, Work
+from lamina.gpu.runtime import CaptureBusy, DeviceRuntime, Work
 from lamina.gpu.slicer import Slicer
 
 if TYPE_CHECKING:
@@ -31,15 +31,14 @@ class LoadedModel:
     example: Sequence[Any]
     buckets: tuple[int, ...]
     uses_graphs: bool
+    gives_way: bool = True  #: its long graphs are cut, so that others can preempt it
     block: WeightBlock | None = None  #: its weights, if they are ours to move
     plans: dict[tuple[int, int], Any] = field(default_factory=dict)  #: by (bucket, mask)
-    buffers: dict[int, PinnedBuffers] = field(init=False)  #: by bucket
     largest_fit: int = field(init=False)  #: items that are known to fit into memory together
     work_sm_us: dict[int, int] = field(default_factory=dict)  #: by bucket: time x SMs of its graph, whole
 
     def __post_init__(self) -> None:
         self.largest_fit = self.buckets[-1]
-        self.buffers = {bucket: PinnedBuffers() for bucket in self.buckets}
 
     def bucket_for(self, count: int, mask: int) -> int:
         """The smallest bucket that holds so many items and has a graph; without one, the smallest that holds them."""
@@ -62,6 +61,7 @@ class ModelTable:
         self._loaded: dict[str, LoadedModel] = {}
         self._warmups: list[tuple[LoadedModel, Any, tuple[int, int]]] = []  #: first replays of graphs, without a client
         self._long: list[tuple[str, tuple[int, int]]] = []  #: graphs that are to be captured again, in segments
+        self._segmented: list[tuple[str, int]] = []  #: models that have some, and their longest
 
     def __len__(self) -> int:
         return len(self._loaded)
@@ -155,10 +155,10 @@ class ModelTable:
         function, slice_ = self[name], self._slicer.slice(mask)
         for is_last in (False, True):  # what spoilt one capture need not spoil the next
             try:
-                buffers, work_sm_us = function.buffers[bucket], function.work_sm_us.get(bucket, 0)
+                work_sm_us = function.work_sm_us.get(bucket, 0) if function.gives_way else 0
                 with self._runtime.capturing(waits=waits):
                     return self._runtime.capture(
-                        work or function.work, function.example, bucket, slice_, buffers, function.block, work_sm_us
+                        work or function.work, function.example, bucket, slice_, function.block, work_sm_us
                     )
             except CaptureBusy:
                 raise
@@ -211,7 +211,7 @@ class ModelTable:
             piece = [item if isinstance(item, tuple | list) else (item,) for item in rest]
             bucket = self.bucket_for(name, len(piece), known)
             try:
-                plan = self._runtime.plan(function.work, function.example, bucket, slice_, function.buffers[bucket])
+                plan = self._runtime.plan(function.work, function.example, bucket, slice_)
                 flight = self._runtime.launch(plan, piece, after=self.weights_event(function), keep=keep)
                 flight.wait()
             except Exception as error:
@@ -275,8 +275,7 @@ class ModelTable:
         plan = function.plans.get((bucket, mask))
         if plan is None:
             slice_ = self._slicer.slice(mask)
-            buffers = function.buffers[bucket]
-            plan = function.plans[bucket, mask] = self._runtime.plan(function.work, function.example, bucket, slice_, buffers)
+            plan = function.plans[bucket, mask] = self._runtime.plan(function.work, function.example, bucket, slice_)
         return plan
 
     def launch(self, function: LoadedModel, items: list[Any], mask: int, *, keep: bool, in_segments: bool = True) -> Any:
@@ -315,18 +314,25 @@ class ModelTable:
             self.release_weights(function)
             if plan is not None and not plan.is_cut:
                 self._on_replayed(function, key, took_us)
+            elif plan is not None and function.gives_way:
+                self._segmented.append((function.name, plan.longest_segment_us))
         return bool(self._warmups)
 
     def _on_replayed(self, function: LoadedModel, key: tuple[int, int], took_us: int) -> None:
         """A whole graph has run once. One that is long is captured again, unless it was tried and could not be cut."""
         is_new = key[0] not in function.work_sm_us
         function.work_sm_us[key[0]] = took_us * getattr(self._slicer.slice(key[1]), "sms", 1)
-        if is_new and self._runtime.wants_segments(took_us):
+        if is_new and function.gives_way and self._runtime.wants_segments(took_us):
             self._long.append((function.name, key))
 
     def take_long(self) -> list[tuple[str, tuple[int, int]]]:
         """Graphs that are to be captured again since the last time, by model, batch size and slice."""
         taken, self._long = self._long, []
+        return taken
+
+    def take_segmented(self) -> list[tuple[str, int]]:
+        """Models with graphs in segments since the last time, and how long the longest of these takes."""
+        taken, self._segmented = self._segmented, []
         return taken
 
     def has_warmups(self, name: str = "") -> bool:

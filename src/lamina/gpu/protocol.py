@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from lamina.ipc.framing import FrameReader, Natural, StopProcess
 from lamina.values.references import ErrorInfo, ReleaseSlots, ShmRef, Slot
-from lamina.worker.protocol import BatchDone, BatchHeartbeat, JobFrame
+from lamina.worker.protocol import BatchDone, BatchHeartbeat, JobFrame, StateRead, StateValue
 
 ModuleName = Annotated[str, Meta(max_length=200)]
 
@@ -52,7 +52,8 @@ class RunOnSlice(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     """A batch to run on a slice.
 
     `after` is the batch before it on that slice; `keep` says which results may stay on the device, job by job. A batch that runs
-    longer than `limit_us` hangs; 0: there is no estimate. `cores` are those of the host that go with it; none: any."""
+    longer than `limit_us` hangs; 0: there is no estimate. `cores` are those of the host that go with it; none: any. It
+    `overlaps` other batches on units of its slice: they give way to it, or, if it `gives_way` itself, it waits for them."""
 
     batch_id: Natural
     instance: str
@@ -62,6 +63,8 @@ class RunOnSlice(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     keep: list[bool]
     limit_us: Natural = 0
     cores: list[Natural] = []
+    gives_way: bool = False
+    overlaps: list[Natural] = []
 
 
 class FetchValue(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=13):
@@ -115,6 +118,13 @@ class FunctionLoaded(Struct, frozen=True, array_like=True, forbid_unknown_fields
     was_standby: bool = False  #: opened long before it was asked for
 
 
+class FunctionSegmented(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=29):
+    """Batches of a function run in segments from now on, the longest of which takes so long."""
+
+    instance: str
+    segment_us: Natural
+
+
 class FunctionLoadFailed(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=22):
     instance: str
     error: ErrorInfo
@@ -154,6 +164,17 @@ class ExecutorUsage(Struct, frozen=True, array_like=True, forbid_unknown_fields=
     clocks: GpuClocks | None = None  #: where they are told
 
 
+class ExecutorReport(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """State of the process that owns a GPU, as its engine knows it: for monitoring, here or on another machine."""
+
+    pid: Natural  #: 0: there is none at the moment
+    restarts: int
+    replaced_s: float  #: how long its last replacement took
+    standing_by: list[str] | None  #: functions that are ready in its hot standby; None without one
+    loads_ms: dict[str, dict[str, float]]  #: by function: where the time of its last load went
+    usage: ExecutorUsage | None  #: what it said last
+
+
 class ModulesImported(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=26):
     """Modules that are new since the last report, in the order of their import."""
 
@@ -183,12 +204,14 @@ ToExecutor = (
     | FetchValue
     | ForgetValues
     | ReleaseSlots
+    | StateValue
     | StopProcess
 )
 FromExecutor = (
     ExecutorReady
     | FunctionLoaded
     | FunctionLoadFailed
+    | FunctionSegmented
     | FunctionUnloaded
     | BatchDone
     | ValueFetched
@@ -197,6 +220,7 @@ FromExecutor = (
     | BatchHung
     | StandbyPrepared
     | BatchHeartbeat
+    | StateRead
 )
 
 

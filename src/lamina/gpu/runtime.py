@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lamina.errors import LoadFailed
+from lamina.gpu.segments import SEGMENT_US
 
 if TYPE_CHECKING:
     from lamina.gpu.slicer import DeviceSlice
@@ -63,29 +64,16 @@ class CaptureLock:
             self._is_opening = False
 
 
-@dataclass(slots=True)
-class PinnedBuffers:
-    """Free pinned host memory for one model and batch size, on whatever slice.
-
-    Pinning takes milliseconds, so the first capture of this size does it, not the first batch."""
-
-    staging: list[Any] = field(default_factory=list)  #: for inputs
-    landing: list[Any] = field(default_factory=list)  #: for results
-    is_ready: bool = False  #: some were made in advance
-
-    def fill(self, staging: Iterable[Any], landing: Iterable[Any]) -> None:
-        """Add buffers that were made in advance."""
-        self.is_ready = True
-        self.staging += staging
-        self.landing += landing
-
-
 class GraphPlan(Protocol):
     """Graph plan: a model for one batch size on one slice, with its input buffers, and its graph once there is one."""
 
     is_captured: bool
     runs: int
-    longest_segment_us: int  #: 0: it runs in one go, or has not been timed
+
+    @property
+    def longest_segment_us(self) -> int:
+        """0: it runs in one go, or has not been timed."""
+        ...
 
     @property
     def is_cut(self) -> bool:
@@ -141,7 +129,7 @@ class InFlightRun(Protocol):
 
 
 class DeviceRuntime(Protocol):
-    def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, buffers: PinnedBuffers) -> GraphPlan: ...
+    def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any) -> GraphPlan: ...
     def launch(
         self, plan: Any, items: list[Any], *, after: Any = None, keep: bool = False, in_segments: bool = True
     ) -> InFlightRun: ...
@@ -156,7 +144,6 @@ class DeviceRuntime(Protocol):
         example: Sequence[Any],
         bucket: int,
         slice_: Any,
-        buffers: PinnedBuffers,
         block: Any = None,
         work_sm_us: int = 0,
     ) -> GraphPlan: ...
@@ -175,7 +162,10 @@ class HostPlan:
         self.inputs = [np.zeros((bucket, *np.shape(part)[1:]), dtype=np.asarray(part).dtype) for part in example]
         self.is_captured = False
         self.runs = 0
-        self.longest_segment_us = 0
+
+    @property
+    def longest_segment_us(self) -> int:
+        return SEGMENT_US if self.is_cut else 0
 
     @property
     def is_cut(self) -> bool:
@@ -239,7 +229,7 @@ class HostFlight:
 class HostRuntime:
     """Runtime without a GPU: runs a batch when it is launched, on numpy arrays."""
 
-    def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: DeviceSlice, buffers: PinnedBuffers) -> HostPlan:
+    def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: DeviceSlice) -> HostPlan:
         return HostPlan(work, example, bucket, slice_)
 
     def wants_segments(self, took_us: int) -> bool:
@@ -270,7 +260,6 @@ class HostRuntime:
         example: Sequence[Any],
         bucket: int,
         slice_: DeviceSlice,
-        buffers: PinnedBuffers,
         block: Any = None,
         work_sm_us: int = 0,
     ) -> HostPlan:

@@ -72,8 +72,10 @@ class Slicer(Protocol):
         """What to add to the environment of a process that is to be held to these units and to this much memory."""
         ...
 
-    def open_runtime(self, weights_mib: int) -> tuple[DeviceRuntime, WeightStore | None]:
-        """What an executor runs batches with, and what moves their weights; so much of the device may hold weights (0: most)."""
+    def open_runtime(self, weights_mib: int, folder: str = "") -> tuple[DeviceRuntime, WeightStore | None]:
+        """What an executor runs batches with, and what moves their weights; so much of the device may hold weights (0: most).
+
+        Processes with the same `folder` share the host's copies."""
         ...
 
     def memory_used_mib(self) -> int: ...
@@ -107,7 +109,7 @@ class HostSlicer:
     def check(cls) -> SlicerCheck | None:
         return None
 
-    def open_runtime(self, weights_mib: int) -> tuple[DeviceRuntime, WeightStore | None]:
+    def open_runtime(self, weights_mib: int, folder: str = "") -> tuple[DeviceRuntime, WeightStore | None]:
         from lamina.gpu.runtime import HostRuntime
 
         return HostRuntime(), None

@@ -38,7 +38,14 @@ from lamina.values.slot_refs import DeviceSlots, SlotReferences, WorkerSlots
 log = logging.getLogger("lamina")
 
 STANDBY_AFTER_S = 3.0
-"""From a device being open until a standby process gets ready behind it: first come the functions that calls wait for."""
+"""From a device being open until a standby process gets ready behind it: first come the functions that calls wait for, and while
+some are being loaded it waits longer."""
+
+LOADING_S = 1.0
+"""How often a standby checks whether functions are still being loaded."""
+
+MAX_LOADING_S = 60.0
+"""How long it waits for that."""
 
 STANDBY_RETRY_S = 30.0
 """From the end of a standby until the next. The second that ends by itself was the last to open the device:
@@ -108,7 +115,7 @@ class ExecutorSupervisor:
     """Owner of the executor and its standby.
 
     `setup` describes a process that serves; `frame` and `lost` are called for the one that does. `opens_ahead`: a standby may
-    have the device open."""
+    have the device open. `is_loading`: are functions on their way, which a standby would hold up?"""
 
     def __init__(
         self,
@@ -119,12 +126,13 @@ class ExecutorSupervisor:
         lost: Callable[[ExecutorProcess], None],
         *,
         opens_ahead: bool,
+        is_loading: Callable[[], bool] = lambda: False,
     ) -> None:
         self.current: ExecutorProcess | None = None
         self.restarts = -1  #: the first start is none
         self.standing_by: list[str] | None = None  #: functions that are ready in the standby; None without one
         self.replaced_s = 0.0  #: from the last loss until the device was open again
-        self._opens_ahead = opens_ahead
+        self._opens_ahead, self._is_loading = opens_ahead, is_loading
         self._wanted: list[tuple[str, int, str]] = []
         self._began_s = 0.0
         self._setup, self._spec, self._references = setup, spec, references
@@ -163,6 +171,9 @@ class ExecutorSupervisor:
             self._standby.send(PrepareStandby(functions))
 
     def _start_standby(self) -> None:
+        if self._is_loading() and self._loop.time() - self._began_s < MAX_LOADING_S:
+            self._loop.call_later(LOADING_S, self._start_standby)
+            return
         if not self._is_stopping and self._standby is None and self.current is not None:
             self._standby, self.standing_by = self._spawn(is_standby=True), []
             if self._imported:

@@ -3,12 +3,18 @@
 A CUDA graph has addresses baked in, so weights that come back must come back to where they were. A range of addresses is
 reserved for each set of weights and kept; pages are put under it on loading and taken away on eviction. Modules with equal
 weights share one block, found by a hash of its contents.
+
+The host's copy is a file in memory, so that an executor and its standby have one between them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
+import mmap
+import os
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,12 +45,84 @@ class _AtAddress:
         }
 
 
+class HostWeights:
+    """Pinned memory of the host for one set of weights. With a `folder` it is a file there, which others find by its contents."""
+
+    def __init__(self, torch: Any, size: int, folder: str = "") -> None:
+        self._torch, self._folder, self._path = torch, folder, ""
+        self._is_registered = False
+        self.tensor: Any = None
+        try:
+            self._map(*self._new_file(size), size)
+        except OSError:  # no folder, or no room there
+            self.tensor = torch.empty(size, dtype=torch.uint8, pin_memory=True).zero_()
+
+    def _new_file(self, size: int) -> tuple[int, str]:
+        if not self._folder:
+            raise FileNotFoundError
+        handle, path = tempfile.mkstemp(dir=self._folder, prefix=_NEW)
+        try:
+            os.posix_fallocate(handle, 0, size)  # else a full file system shows when the memory is written to, and ends us
+        except OSError:
+            os.close(handle)
+            os.unlink(path)
+            raise
+        return handle, path
+
+    def _map(self, handle: int, path: str, size: int) -> None:
+        try:
+            self.tensor = self._torch.frombuffer(mmap.mmap(handle, size), dtype=self._torch.uint8)
+        finally:
+            os.close(handle)
+        self._path = path
+
+    def publish(self, key: str) -> None:
+        """Its contents are complete: pin it, under its name; or the one that is there under this name already."""
+        if not self._path:
+            return
+        path = os.path.join(self._folder, _WEIGHTS + hashlib.blake2b(key.encode(), digest_size=16).hexdigest())
+        size = int(self.tensor.numel())
+        try:
+            os.link(self._path, path)
+        except FileExistsError:
+            with contextlib.suppress(OSError):  # it is just being removed: then ours stays ours
+                handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                if os.fstat(handle).st_size == size:
+                    os.unlink(self._path)
+                    self._map(handle, "", size)
+                else:
+                    os.close(handle)
+        except OSError:
+            path = ""
+        if self._path:
+            os.unlink(self._path)
+        self._path = path
+        code = self._torch.cuda.cudart().cudaHostRegister(self.tensor.data_ptr(), size, 1)
+        if int(code):
+            raise MemoryError(f"{size} bytes of the host's memory cannot be pinned: CUDA error {int(code)}")
+        self._is_registered = True
+
+    def remove(self) -> None:
+        """It is not needed here any more, nor to be found by others; a process that has it keeps it."""
+        if self._path:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+
+    def __del__(self) -> None:
+        if self._is_registered:
+            with contextlib.suppress(Exception):  # the interpreter, or the device, may be on its way out
+                self._torch.cuda.cudart().cudaHostUnregister(self.tensor.data_ptr())
+
+
+_NEW, _WEIGHTS = ".new-weights-", ".weights-"
+
+
 @dataclass(slots=True)
 class WeightBlock:
     """One set of weights. `place` tells for every tensor where it lies."""
 
     key: str
-    host: Any
+    host: HostWeights
     size: int
     address: int
     room: int  #: of the range: whole pages
@@ -79,19 +157,19 @@ class StagedWeights:
     """Weights of a module in pinned memory, on their way into a block."""
 
     spots: list[tuple[Any, _Spot]]
-    host: Any
+    host: HostWeights
     size: int
     key: str
 
 
 class WeightStore:
-    """Store of all weight blocks of one device."""
+    """Store of all weight blocks of one device. In `folder`, which is in memory, other processes find the host's copies."""
 
-    def __init__(self, driver: CudaDriver, capacity_bytes: int) -> None:
+    def __init__(self, driver: CudaDriver, capacity_bytes: int, folder: str = "") -> None:
         import torch
 
         self._torch: Any = torch
-        self._driver = driver
+        self._driver, self._folder = driver, folder
         self._page = driver.page_bytes()
         self._copy = self._torch.cuda.Stream()
         self.cache = WeightCache(capacity_bytes)
@@ -103,12 +181,13 @@ class WeightStore:
         `digest` stands for the contents if they are known by one already; hashing them takes a second for each GB.
         """
         spots, size = _layout(module)
-        host = self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True)
-        host.zero_()
+        host = HostWeights(self._torch, size, self._folder)
         for tensor, spot in spots:
-            _at(self._torch, host, spot).copy_(tensor.detach())
+            _at(self._torch, host.tensor, spot).copy_(tensor.detach())
         self._torch.cuda.current_stream().synchronize()
-        return StagedWeights(spots, host, size, digest or _digest(spots, host))
+        key = digest or _digest(spots, host.tensor)
+        host.publish(key)
+        return StagedWeights(spots, host, size, key)
 
     def add(self, owner: str, staged: StagedWeights) -> WeightBlock:
         """Move a module's parameters and buffers into a block; one for all modules with equal weights."""
@@ -143,7 +222,7 @@ class WeightStore:
             block.arrived = torch.cuda.Event()
             block.pieces = [torch.cuda.Event(external=True) for _ in range(0, block.size, block.piece_bytes)]
         block.is_copied = False
-        host, stream = block.host.data_ptr(), self._copy.cuda_stream
+        host, stream = block.host.tensor.data_ptr(), self._copy.cuda_stream
         for start, piece in zip(range(0, block.size, block.piece_bytes), block.pieces, strict=True):
             size = min(block.piece_bytes, block.size - start)
             self._driver.copy_in(block.address + start, host + start, size, stream)  # a fifth of what torch takes to say it
@@ -182,6 +261,7 @@ class WeightStore:
         block.owners.discard(owner)
         if not block.owners:
             self.evict(block)
+            block.host.remove()
             del self.blocks[block.key]  # its range of addresses is not used again: there are 2**47 of them
 
     def _unmap(self, block: WeightBlock) -> None:

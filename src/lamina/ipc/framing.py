@@ -6,6 +6,7 @@ field has a type and a bound. A peer that sends anything else is disconnected; f
 
 from __future__ import annotations
 
+import itertools
 import select
 import socket
 import threading
@@ -132,10 +133,15 @@ class FrameChannel:
         return next(self._frames, None)
 
     def read(self) -> bool:
-        """Read what there is, waiting for the first byte; False at the end."""
+        """Read what there is, waiting for the first byte; False at the end. Frames that were not taken yet stay before it."""
         data = self._sock.recv(_READ_BYTES)
-        self._frames = self._reader.feed(data)
+        self._frames = itertools.chain(self._frames, self._reader.feed(data))
         return bool(data)
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether `read` would not wait."""
+        return bool(select.select([self._sock], [], [], 0)[0])
 
     def lookahead(self) -> list[Any]:
         """Every frame that has arrived, without waiting; they keep their order and are still to be taken."""

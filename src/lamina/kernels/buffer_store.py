@@ -31,6 +31,7 @@ from lamina.kernels.buffer_cache import BufferCache
 from lamina.kernels.graph import WIDTHS
 from lamina.kernels.validation import MAX_RANK, checked_key
 
+_BEHIND = chr(ord("/") + 1)  #: sorts behind all keys of a folder
 MAX_TENANT_BYTES = 16 * 2**30
 MAX_TENANT_KEYS = 100_000
 RESERVED_DISK_BYTES, RESERVED_DISK_PART = 2**30, 20
@@ -103,6 +104,18 @@ class BufferStore:
         keys, found = self._keys.get(tenant, []), self._found.get(tenant, {})
         start = max(bisect_left(keys, prefix), bisect_right(keys, after))
         return [found[key] for key in takewhile(lambda key: key.startswith(prefix), keys[start : start + limit])]
+
+    def folders(self, tenant: str, root: str, after: str = "", limit: int = MAX_TENANT_KEYS) -> dict[str, int]:
+        """What lies directly below `root/`, in order, with the number of keys below each. Looks at these, not at all keys."""
+        keys = self._keys.get(tenant, [])
+        at = bisect_left(keys, f"{root}/{after}{_BEHIND}" if after else f"{root}/")
+        found: dict[str, int] = {}
+        while at < len(keys) and len(found) < limit and keys[at].startswith(f"{root}/"):
+            name = keys[at][len(root) + 1 :].partition("/")[0]
+            behind = bisect_left(keys, f"{root}/{name}{_BEHIND}", at)
+            found[name] = behind - at
+            at = behind
+        return found
 
     def used_bytes(self, tenant: str) -> int:
         return self._used[tenant]

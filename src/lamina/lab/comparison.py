@@ -40,6 +40,9 @@ WITHIN = 0.005
 """Half a point less is behind; of a bill, a hundredth more."""
 
 DEARER = 1.01
+STARVED = 0.9
+"""A worst target with less than this part of its fair share is starved for the others."""
+
 BILLS = ("used", "held", "rent")
 
 RIVALS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -207,6 +210,27 @@ class Comparison:
         best, mine = self.mean(cell, self.best(cell)).mean, self.mean(cell, policy).mean
         return (mine / best - 1 if best else 0.0) if self.less else best - mine
 
+    def fair_share(self, cell: str) -> float | None:
+        """Of its worst target, what the policy serves that serves its worst target best: so much can be had for all of them."""
+        means = [self._worst(cell, policy) for policy in self.cells[cell]]
+        return max([mean for mean in means if mean is not None], default=None)
+
+    def starved(self, policy: str) -> list[str]:
+        """Cells in which its worst target has less than nine tenths of the fair share. Not where policies differ in what they
+        need: then their targets had different devices."""
+        found: list[str] = []
+        if self.less:
+            return found
+        for cell, by in self.cells.items():
+            worst, fair = self._worst(cell, policy) if policy in by else None, self.fair_share(cell)
+            if worst is not None and fair is not None and worst < STARVED * fair:
+                found.append(cell)
+        return found
+
+    def _worst(self, cell: str, policy: str) -> float | None:
+        values = [row["worst"] for row in self.cells[cell][policy].values() if row.get("worst") is not None]
+        return fmean(values) if values else None
+
     def difference(self, cell: str, one: str, other: str, key: str | None = None) -> Interval:
         """`one` less `other`, seed by seed."""
         mine, theirs = self.cells[cell][one], self.cells[cell][other]
@@ -231,13 +255,14 @@ class Comparison:
                 "mean": fmean(self.mean(cell, policy).mean for cell in cells),
                 "half": half if math.isfinite(half := self._over_seeds(policy, cells).half) else None,
                 "worst_target": fmean(worst) if worst else None,
+                "starved_in": len(self.starved(policy)) / len(cells) if worst else None,
                 "regret": fmean(regrets),
                 "worst_regret": max(regrets),
                 "best_in": fmean(regret <= CLOSE for regret in regrets),
                 **{kind: self.bill_ratio(policy, kind) for kind in self.bills},
             }
         return {"policies": found, "bill_over_frontier": self.bill_ratios()} | (
-            {"frontier_behind": self.behind()} if behind else {}
+            {"frontier_behind": self.behind(), "frontier_starves_in": self.starved(OURS)} if behind else {}
         )
 
     def _over_seeds(self, policy: str, cells: list[str]) -> Interval:
@@ -303,7 +328,13 @@ class Comparison:
         order = sorted(found, key=lambda policy: sign * found[policy]["mean"])
         has_worst = any(one["worst_target"] is not None for one in found.values())
         unit = " %" if factor == 100 else ""
-        columns = ["policy", "cells", f"{what}{unit}", "±", *([f"worst target{unit}"] if has_worst else [])]
+        columns = [
+            "policy",
+            "cells",
+            f"{what}{unit}",
+            "±",
+            *([f"worst target{unit}", "starved, % of cells"] if has_worst else []),
+        ]
         columns += [
             "mean regret",
             "worst regret",
@@ -312,7 +343,7 @@ class Comparison:
         columns += [f"{kind} / {OURS}'s" for kind in self.bills]
         table = [
             [policy, one["cells"], factor * one["mean"], None if one["half"] is None else factor * one["half"]]
-            + ([None if one["worst_target"] is None else factor * one["worst_target"]] if has_worst else [])
+            + ([_times(factor, one["worst_target"]), _times(100, one["starved_in"])] if has_worst else [])
             + [100 * one["regret"], 100 * one["worst_regret"], 100 * one["best_in"], *(one[kind] for kind in self.bills)]
             for policy in order
             for one in [found[policy]]
@@ -321,6 +352,10 @@ class Comparison:
             f"{self._draws()} Regret: {'percent' if self.less else 'points'} from the best of all policies in a cell. Bills are "
             f"geometric means over cells, per answer in time: device time used, time held, rent of whole devices; {OURS} is 1."
         )
+        if has_worst:
+            text += (
+                " Starved: the worst target has less than 0.9 of what it has under the policy that serves its worst target best."
+            )
         bars: dict[str, list[tuple[float | str, float]]] = {what: [(row[0], row[2]) for row in table]}
         return Section(
             "All policies", text, ResultTable(columns, table), Plot("bar", "policy", f"{what}{unit}", bars), headline=True
@@ -336,6 +371,8 @@ class Comparison:
             f"{'1 %' if self.less else 'half a point'}; in {len(dearer)} one that does as well has a lower "
             "bill. Clear: the 95 % interval of the difference, seed by seed, leaves out zero."
         )
+        if starved := self.starved(OURS):
+            text += f" A target is starved in {len(starved)}: {'; '.join(starved)}."
         table = [
             [one["cell"], what if one["measure"] == self.measure else one["measure"], one["policy"]]
             + [
@@ -368,6 +405,10 @@ class Comparison:
 
 def _entry(cell: str, measure: str, ours: float, policy: str, theirs: float, clear: bool) -> dict[str, Any]:
     return {"cell": cell, "measure": measure, "policy": policy, "theirs": _six(theirs), "ours": _six(ours), "clear": clear}
+
+
+def _times(factor: float, value: float | None) -> float | None:
+    return None if value is None else factor * value
 
 
 def _six(value: float) -> float | None:

@@ -15,6 +15,9 @@ kept out by what others ask for. A function counts while it has been called late
 block on another device. Its home, if it has one, is the block that is kept: so a home is lent only to batches that end within the
 owner's tolerance.
 
+On a device that is asked for more than it can do, nothing is kept for those that ask for more than their share of it: not all of
+their calls can be in time, whatever is kept, and units that are kept idle serve none. Those that ask for less are kept theirs.
+
 What is kept is placed where it costs the batch least: on units that are not free yet but will be in time, else at the edge of the
 free ones. Where longer batches run already and no block is free in time, the one that is free first is kept: else long batches
 that end one after another would leave no whole block for ever. A function that fits on no part of the device beside what is kept
@@ -28,7 +31,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -37,6 +40,7 @@ from msgspec.structs import replace
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import Slot, View
 from lamina.core.scheduling.leases import Device
+from lamina.core.scheduling.slots import gives_way
 from lamina.core.scheduling.state import Batch, FunctionState
 from lamina.core.unit_blocks import aligned_starts, find_block
 from lamina.types import NEVER_US
@@ -55,6 +59,9 @@ HEADROOM = 1.5
 
 MAX_CHECKS = 20_000
 """Blocks looked at when claims are placed anew, some milliseconds: on devices of many units all ways could take for ever."""
+
+MAX_LIMITS = 8
+"""Of the times from which on a batch blocks one function more, so many are tried."""
 
 TURN = 4
 """A function that fits beside nothing leaves the device to others for so many times as long as it holds it."""
@@ -93,17 +100,29 @@ class Holding(NamedTuple):
 class BlockingRule:
     """Claims on each device, worked out anew every so often."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_shed: Callable[[str, str], bool] = lambda device, function: False) -> None:
+        """`is_shed`: whether a device is asked for more than it can do, and a function for more of it than its share."""
         self._claims: dict[str, DeviceClaims] = {}
+        self._is_shed = is_shed
         self.blocked_us = -1  #: when units were last kept from a function
 
     def kept_units(self, view: View, function: FunctionState, device: Device, free: int, at_us: int, time_us: int) -> int:
-        """Units that a batch of the function, which holds its own from `at_us` on for `time_us`, must leave to others."""
+        """Units that a batch of the function, which holds its own from `at_us` on for `time_us`, must leave to others.
+
+        One that gives way leaves all of them, a segment after it was asked for."""
+        for one in function.instances.values():
+            if one.segment_us and one.device == device.spec.id and gives_way(function, one):
+                return 0
         known = self._claims_on(view, device)
         if not known.least_us or known.least_us[0][0] >= time_us:
             return 0
         claims, name = known.found, function.spec.name
-        urgent = [claim for claim in known.blocked_by(time_us) if claim.function != name]
+        host, is_shed = device.spec.id, self._is_shed
+        urgent = [
+            claim
+            for claim in known.blocked_by(time_us)
+            if claim.function != name and (claim.home or not is_shed(host, claim.function))
+        ]
         if len(view.devices) > 1:
             urgent = [claim for claim in urgent if not _has_room_elsewhere(view, claim, device)]
         if not urgent:
@@ -118,6 +137,14 @@ class BlockingRule:
             return 0
         self.blocked_us = view.now_us
         return kept
+
+    def limits_us(self, view: View, function: FunctionState, device: Device, longer_us: int, within_us: int) -> list[int]:
+        """Times that a batch may hold its units for: up to each of them it blocks the same functions, so what must be left to
+        others is the same (`kept_units`). The longest first, from `within_us` down to more than `longer_us`."""
+        name, least_us = function.spec.name, self._claims_on(view, device).least_us
+        first, last = bisect_left(least_us, (longer_us + 1,)), bisect_left(least_us, (within_us,))
+        times = sorted({us for us, claim in least_us[first:last] if claim.function != name} | {within_us}, reverse=True)
+        return times if len(times) <= MAX_LIMITS else times[:: -(-len(times) // MAX_LIMITS)]
 
     def may_insist(self, view: View, function: FunctionState, device: Device, time_us: int) -> bool:
         """Whether a batch that would else be late may take what is kept for others: at the rate of its calls they lose less of

@@ -52,13 +52,14 @@ class CostToGo:
     right, and so costs half. Sorting is stable, because equal totals must rank alike on every machine.
     """
 
-    __slots__ = ("_by_time", "_cost", "_place", "_steps", "_time_us", "_times", "after", "configs")
+    __slots__ = ("_by_time", "_cost", "_is_by_time", "_place", "_steps", "_time_us", "_times", "after", "configs")
 
     def __init__(self, configs: ConfigArrays, after: Frontier) -> None:
         self.configs = configs
         self.after = after
         self._by_time = configs.time_us.argsort(kind="stable")
         self._place = self._by_time.argsort()
+        self._is_by_time = bool((self._by_time[1:] > self._by_time[:-1]).all())
         self._time_us, self._cost = configs.time_us[self._by_time], configs.cost[self._by_time]
         self._times, self._steps = after.time_us, after.step_costs
 
@@ -90,6 +91,23 @@ class CostToGo:
         if not fits:
             return self._least_late(left_us, totals, allowed)
         return Ranking(self._by_time[order], totals[self._place], fits)
+
+    def cheapest(
+        self, budget_us: int, allowed: NDArray[np.bool_], delay_us: Ints | None, extra_cost: Floats | None
+    ) -> tuple[int, Floats]:
+        """The first of the ranking and all totals, without the rest of it; -1 if none is in time. For tables in order of time: so
+        nothing has to be put into another order."""
+        assert self._is_by_time, "the table is in another order"
+        left_us = budget_us - self._time_us
+        if delay_us is not None:
+            left_us -= delay_us
+        totals = self._steps[self._times.searchsorted(left_us, side="right")]
+        totals += self._cost
+        if extra_cost is not None:
+            totals += extra_cost
+        totals[~allowed] = math.inf
+        best = int(totals.argmin())
+        return (best if totals[best] < math.inf else -1), totals
 
     def _by_time_too(self, values: Any) -> Any:
         """One number for all stays as it is."""

@@ -17,7 +17,7 @@ from lamina.types import DeviceSpec, FunctionSpec
 def fits(function: FunctionState, device: Device, leaving: Mapping[str, int]) -> bool:
     """Whether the function could be loaded here without the instances `leaving` (with their memory)."""
     spec = function.spec
-    if not spec.fits_family(device.spec.family) or not device.takes_instances:
+    if not spec.fits_family(device.spec.family) or not device.takes_instances or function.avoids(device.spec):
         return False
     if device.memory_used_mib - sum(leaving.values()) + spec.memory_mib > device.spec.memory_mib:
         return False

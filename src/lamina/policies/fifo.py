@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 from lamina.core.policy import Decision, Defer, Drop, Slot, Start, View
 from lamina.core.scheduling.leases import Device
@@ -26,13 +27,26 @@ class Policy:
 
     def dispatch(self, view: View) -> Iterator[Decision]:
         waiting = view.waiting
+        oldest: list[tuple[int, int, str]] = []  # a heap, with one entry for each of several that wait
         while waiting:
-            function = min(waiting.values(), key=_arrival) if len(waiting) > 1 else next(iter(waiting.values()))
+            if len(waiting) == 1:
+                oldest.clear()
+                name = next(iter(waiting))
+            else:
+                if len(oldest) != len(waiting):
+                    oldest = [(*_arrival(function), name) for name, function in waiting.items()]
+                    heapify(oldest)
+                name = heappop(oldest)[2]
+                if name not in waiting:
+                    continue
+            function = waiting[name]
             slot = next(view.slots(function), None)
             if slot is not None:
                 yield from self._fill(view, function, slot)
             else:
-                yield Defer(function.spec.name, view.next_slot_us(function), NEVER_US)
+                yield Defer(name, view.next_slot_us(function), NEVER_US)
+            if name in waiting:
+                heappush(oldest, (*_arrival(function), name))
 
     def _fill(self, view: View, function: FunctionState, slot: Slot) -> Iterator[Decision]:
         """One batch for this slot, or a time to decide again."""

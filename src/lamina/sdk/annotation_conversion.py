@@ -1,9 +1,9 @@
 """Conversion of inputs to their annotations: a dict that came over the wire becomes the dataclass, a list the tuple.
 
 Only annotations that JSON has no word for do this: dataclasses, structs, enums, dates, tuples, sets, and models that validate
-themselves (pydantic's). Of a plain `x: float` only the JSON type is checked. A value of another type is the caller's
-mistake, and is said to be: `x.upper()` of a number would look like the function's. Nothing is converted then, and what JSON has
-no word for (arrays, bytes) is let through: there an annotation is a note to the reader.
+themselves (pydantic's), and arrays of numpy. Of a plain `x: float` only the JSON type is checked. A value of another type is the
+caller's mistake, and is said to be: `x.upper()` of a number would look like the function's. Nothing is converted then, and what
+JSON has no word for (arrays, bytes) is let through: there an annotation is a note to the reader. Bytes for a `str` are its UTF-8.
 """
 
 from __future__ import annotations
@@ -71,9 +71,11 @@ def json_type_check(name: str, hint: Any, default: Any) -> Callable[[Any], Any] 
         return None
     wrong = _JSON.difference(*(_KINDS[kind] for kind in kinds), [type(None)] if _may_be_none(hint, default) else [])
     needed = " or ".join(dict.fromkeys(_WORDS[kind] for kind in kinds))
-    takes_base64 = kinds == (bytes,)
+    takes_base64, takes_text = kinds == (bytes,), kinds == (str,)
 
     def check(value: Any) -> Any:
+        if takes_text and type(value) is bytes:
+            return _from_utf8(name, value)
         if takes_base64 and type(value) is str:  # all that JSON has for bytes
             return _from_base64(name, value)
         if type(value) in wrong:
@@ -89,6 +91,14 @@ def _from_base64(name: str, text: str) -> bytes:
     except ValueError:
         hint = "send base64 in JSON, the bytes themselves as the body, or a file in a form"
         raise BadValue(f"{name}: {reprlib.repr(text)} is text where bytes are needed, and not base64", hint=hint) from None
+
+
+def _from_utf8(name: str, data: bytes) -> str:
+    """Text that came as a body of its own."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise BadValue(f"{name}: bytes that are not UTF-8 where text is needed", hint="send text, in UTF-8 or as JSON") from None
 
 
 def _wrong_type(name: str, value: Any, needed: str) -> BadValue:
@@ -207,7 +217,22 @@ def message_converter(target: Callable[..., Any], incoming: str) -> Converter | 
     return _converter_to(incoming, inner[0], NOTHING) if inner else None
 
 
+def result_converter(hint: Any) -> Converter:
+    """Makes of a server's answer what the annotation says it is. Where that cannot be, the answer stays as it came: the call has
+    succeeded, and a wrong annotation is no error of the caller's."""
+    convert = _converter_to("result", hint, NOTHING) if _is_array(hint) or _needs_conversion(hint) else None
+
+    def make(value: Any) -> Any:
+        with contextlib.suppress(BadValue):
+            return convert(value) if convert is not None else value
+        return value
+
+    return make
+
+
 def _converter_to(name: str, hint: Any, default: Any) -> Converter | None:
+    if _is_array(hint):
+        return _array_converter(name, hint)
     if not _needs_conversion(hint):
         return json_type_check(name, hint, default)
     with contextlib.suppress(TypeError):  # msgspec knows no way to make it: it stays as it comes
@@ -236,10 +261,59 @@ def request_hint(hint: Any, *, batched: bool) -> Any:
     return get_args(hint)[0] if get_args(hint) else None
 
 
+def _is_array(hint: Any) -> bool:
+    """Whether it is numpy's array, or one of a dtype; numpy need not be imported for that."""
+    kind = get_origin(hint) or hint
+    return isinstance(kind, type) and kind.__module__ == "numpy" and kind.__name__ == "ndarray"
+
+
+def _array_converter(name: str, hint: Any) -> Converter:
+    """Lists of numbers become arrays, of the dtype that an `NDArray[...]` names; arrays pass as they are."""
+    dtypes = get_args(get_args(hint)[1]) if len(get_args(hint)) == 2 else ()
+    dtype = dtypes[0] if dtypes and isinstance(dtypes[0], type) else None
+
+    def make(value: Any) -> Any:
+        if type(value) not in (list, int, float, bool):
+            return value
+        import numpy
+
+        with contextlib.suppress(ValueError, TypeError, OverflowError):  # lists of different lengths, or of other things
+            array = numpy.asarray(value, dtype)
+            if array.dtype.kind in "biufc":
+                return array
+        raise BadValue(f"{name}: {reprlib.repr(value)} is no array of numbers", hint="send nested lists of equal lengths")
+
+    return make
+
+
+def _has_dataclass(hint: Any) -> bool:
+    return dataclasses.is_dataclass(hint) or any(_has_dataclass(inner) for inner in get_args(hint))
+
+
+def _fill_defaults(value: Any) -> None:
+    """Set the fields of dataclasses that were left to their defaults. msgspec leaves them to the class, and when it encodes the
+    object it does not see them."""
+    if isinstance(value, list | tuple | set | frozenset):
+        for inner in value:
+            _fill_defaults(inner)
+    elif isinstance(value, dict):
+        _fill_defaults(list(value.values()))
+    elif dataclasses.is_dataclass(value) and hasattr(value, "__dict__"):
+        for field in dataclasses.fields(value):
+            if field.name not in value.__dict__:
+                object.__setattr__(value, field.name, getattr(value, field.name))
+            _fill_defaults(value.__dict__[field.name])
+
+
 def _converter(name: str, hint: Any) -> Converter:
+    has_dataclass = _has_dataclass(hint)
+
     def make(value: Any) -> Any:
         try:
-            return msgspec.convert(value, hint, dec_hook=_decode_hook, str_keys=True)
+            made = msgspec.convert(value, hint, dec_hook=_decode_hook, str_keys=True)
+            if has_dataclass:
+                _fill_defaults(made)
+            return made
         except (msgspec.ValidationError, RecursionError) as error:
             raise BadValue(f"{name}: {error}") from None
         except InvalidFields as error:

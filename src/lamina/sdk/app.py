@@ -438,15 +438,16 @@ class App:
         """Serve the app from a script or a notebook.
 
         In a script it returns when the server was stopped (Ctrl-C, SIGTERM); functions run in worker processes, which import the
-        script: what it does besides belongs below `if __name__ == "__main__":`. In a notebook it returns at once, with the
-        server: `server.url`, `server.client`, `server.stop()`; functions run in threads of the notebook. `background` decides
-        otherwise. Where the script is only imported, by a worker or by `lamina serve`, its import ends here.
+        script: what it does besides belongs below `if __name__ == "__main__":`. In a notebook, and where an event loop runs, it
+        returns at once, with the server: `server.url`, `server.client`, `server.stop()`; functions of a notebook run in its
+        threads. `background` decides otherwise. Where the script is only imported, by a worker or by `lamina serve`, its import
+        ends here.
         """
         from lamina.sdk.app_loader import end_import
 
         is_imported = end_import()
         if background is None:
-            background = hasattr(sys, "ps1") or "ipykernel" in sys.modules
+            background = hasattr(sys, "ps1") or "ipykernel" in sys.modules or _in_event_loop()
         server: RunningServer = import_module("lamina.gateway.local_server").LocalServer(
             self, host=host, port=port, policy=policy
         )
@@ -471,6 +472,12 @@ class App:
             raise BadValue(
                 f"{place}: app {self.name!r} has a {name!r} already, from {taken.place}", hint="give one of them another name="
             )
+
+
+def _in_event_loop() -> bool:
+    """Whether this thread runs a loop of asyncio, which must not wait for a server."""
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and asyncio._get_running_loop() is not None
 
 
 def _close_with_loop(client: AsyncClient) -> AsyncIterator[None]:

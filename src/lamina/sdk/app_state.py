@@ -6,19 +6,23 @@
 Inside of a step everything happens in one transaction, which is applied together with the step's result, and not at all if
 the step fails or its call was cancelled. What was read must still be so by then; otherwise the step runs again. `add` and
 the like need no read, so many steps may count at once. Outside of a step each change is made at once, in this process.
+
+The requests of a batch have a transaction each (`BatchState`), in their order: a request reads what those before it have changed,
+so a batch changes the state as its requests one after another would. One that fails, or has read what was changed meanwhile,
+is left out alone.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any, Literal, Protocol
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from lamina import encoding
-from lamina.errors import BadValue, Conflict, StoreDown, checked_text
+from lamina.errors import BadValue, Conflict, LaminaError, StoreDown, checked_text
 
 MAX_KEY_CHARS = 512
 MAX_VALUE_BYTES = 2**20
@@ -48,6 +52,19 @@ class StateCell(Struct, frozen=True, array_like=True):
 
 UNKNOWN = StateCell("unknown")
 """The store cannot be read, so the value is unknown."""
+
+
+class StateChanges(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Transaction of the request at a `place` of its batch: what it has read (scope, key, version), and what it changes.
+
+    Versions are those before the batch. `after` are places before its own whose changes it has read, too: unless those count, it
+    does not. `is_stale`: one of them has changed more since."""
+
+    place: Annotated[int, Meta(ge=0)]
+    reads: list[tuple[str, str, Annotated[int, Meta(ge=0)]]]
+    ops: list[StateChange]
+    after: list[Annotated[int, Meta(ge=0)]] = []
+    is_stale: bool = False
 
 
 class StateReader(Protocol):
@@ -156,6 +173,12 @@ class Transaction:
         checked_size(op.key, op.arg)
         self.ops.append(op)
 
+    def truncate(self, reads: int, ops: int) -> None:
+        """Forget all but the first so many reads and changes."""
+        for place in list(self.reads)[reads:]:
+            del self.reads[place], self._cells[place]
+        del self.ops[ops:]
+
 
 class RefusedTransaction(Transaction):
     """Transaction that refuses everything, where there can be none."""
@@ -165,10 +188,127 @@ class RefusedTransaction(Transaction):
         self.reads, self.ops = {}, []
 
     def read(self, scope: str, key: str, kind: StateKind) -> Any:
-        raise BadValue(self._why, hint=self._hint)
+        raise LaminaError(self._why, hint=self._hint)  # the function's fault, not its caller's
 
     def change(self, op: StateChange) -> None:
-        raise BadValue(self._why, hint=self._hint)
+        raise LaminaError(self._why, hint=self._hint)  # the function's fault, not its caller's
+
+
+WHICH_REQUEST = RefusedTransaction(
+    "state: a batch has several requests, and each has its own",
+    "for request, x in zip(lamina.context().requests, xs): with request: ...",
+)
+"""Of a batch, outside of its single requests."""
+
+ReadCell = Callable[[int, StateKey], StateCell]
+"""Reads a key on behalf of the request at a place of its batch."""
+
+
+class BatchState:
+    """Transactions of the requests of one batch, by their places."""
+
+    def __init__(self, read: ReadCell, alone: Transaction | None = None) -> None:
+        """`alone`: the transaction of the only request there is."""
+        self._read = read
+        self._lock = threading.RLock()  # functions have threads of their own
+        self._cells: dict[StateKey, StateCell] = {}  #: of the app, read once for all
+        self._by_place: dict[int, Transaction] = {} if alone is None else {0: alone}
+        self._seen: dict[tuple[int, StateKey], list[tuple[int, int]]] = {}  #: by place and key: see `_changes_before`
+
+    def transaction(self, place: int) -> Transaction:
+        with self._lock:
+            found = self._by_place.get(place)
+            if found is None:
+                found = self._by_place[place] = Transaction(_EarlierRequests(self, place))
+            return found
+
+    def restart(self, places: Iterable[int]) -> None:
+        """Forget what these requests have read and changed: they run again."""
+        with self._lock:
+            for place in places:
+                self._by_place.pop(place, None)
+
+    def checkpoint(self) -> dict[int, tuple[int, int]]:
+        """Where the requests stand, for `roll_back`."""
+        with self._lock:
+            return {place: (len(made.reads), len(made.ops)) for place, made in self._by_place.items()}
+
+    def roll_back(self, checkpoint: Mapping[int, tuple[int, int]]) -> None:
+        """Forget what was read and changed since."""
+        with self._lock:
+            for place, made in list(self._by_place.items()):
+                made.truncate(*checkpoint.get(place, (0, 0)))
+
+    def changes(self, is_good: Callable[[int], bool]) -> list[StateChanges]:
+        """What there is to commit, in the order of the requests; of those that are not good, nothing."""
+        with self._lock:
+            used = [(place, made) for place, made in sorted(self._by_place.items()) if made.reads or made.ops]
+            return [self._changes(place, made) for place, made in used if is_good(place)]
+
+    def _changes(self, place: int, made: Transaction) -> StateChanges:
+        read = [key for key in made.reads if key[0] == "app"]
+        return StateChanges(
+            place,
+            [(*key, version) for key, version in made.reads.items()],
+            made.ops,
+            sorted({before for key in read for before, _ in self._seen[place, key]}),
+            is_stale=any(self._seen[place, key] != self._changes_before(place, key) for key in read),
+        )
+
+    def read_before(self, place: int, key: StateKey) -> StateCell:
+        """A key as the requests before this one leave it, with the version it had before the batch. What belongs to a workflow is
+        another key for every request."""
+        if key[0] != "app":
+            return self._read(place, key)
+        with self._lock:
+            first = self._cells.get(key) or self._read(place, key)
+            if first.kind == UNKNOWN.kind:
+                return first
+            self._cells[key] = cell = first
+            seen = self._seen[place, key] = self._changes_before(place, key)
+            for before, _ in seen:
+                with suppress(LaminaError):  # which will be that request's own, and no other's
+                    cell = apply_changes(cell, [op for op in self._by_place[before].ops if (op.scope, op.key) == key])
+            return StateCell(cell.kind, cell.value, first.version)
+
+    def _changes_before(self, place: int, key: StateKey) -> list[tuple[int, int]]:
+        """How often requests before this one have changed a key."""
+        counts = (
+            (before, sum((op.scope, op.key) == key for op in self._by_place[before].ops))
+            for before in sorted(self._by_place)
+            if before < place
+        )
+        return [(before, count) for before, count in counts if count]
+
+
+class _EarlierRequests:
+    """Reader of one request of a batch: it sees what those before it have changed."""
+
+    def __init__(self, batch: BatchState, place: int) -> None:
+        self._batch, self._place = batch, place
+
+    def read(self, place: StateKey) -> StateCell:
+        return self._batch.read_before(self._place, place)
+
+
+Verdict = LaminaError | bool
+"""Of a transaction: committed; not, because something it has read has changed; or what is wrong with it."""
+
+
+def commit_in_order(
+    batch: Sequence[StateChanges],
+    is_current: Callable[[StateChanges], bool],
+    commit: Callable[[StateChanges], LaminaError | None],
+) -> dict[int, Verdict]:
+    """Commit the transactions of a batch, by place. What they have read is checked before any of them is committed."""
+    current = [is_current(one) for one in batch]
+    verdicts: dict[int, Verdict] = {}
+    for one, is_fresh in zip(batch, current, strict=True):
+        if not is_fresh or one.is_stale or any(verdicts.get(before) is not True for before in one.after):
+            verdicts[one.place] = False
+        else:
+            verdicts[one.place] = commit(one) or True
+    return verdicts
 
 
 class InMemoryState:
@@ -181,26 +321,33 @@ class InMemoryState:
     def read(self, place: StateKey) -> StateCell:
         return self._cells.get(place, StateCell())
 
-    def apply(self, transaction: Transaction) -> None:
+    def apply(self, ops: Iterable[StateChange]) -> None:
         fresh = dict(self._cells)
-        for op in transaction.ops:
+        for op in ops:
             fresh[op.scope, op.key] = apply_change(fresh.get((op.scope, op.key), StateCell()), op)
         self._cells = fresh
 
-    def commit(self, transaction: Transaction) -> bool:
-        """Apply a transaction, unless something it has read was changed meanwhile: by another thread."""
+    def commit_batch(self, batch: Sequence[StateChanges]) -> dict[int, Verdict]:
+        """Commit the transactions of a batch, except those that have read what was changed meanwhile: by another thread."""
         with self._lock:
-            if any(self.read(place).version != version for place, version in transaction.reads.items()):
-                return False
-            self.apply(transaction)
-            return True
+            return commit_in_order(batch, self._is_current, self._commit)
+
+    def _is_current(self, changes: StateChanges) -> bool:
+        return all(self.read((scope, key)).version == version for scope, key, version in changes.reads)
+
+    def _commit(self, changes: StateChanges) -> LaminaError | None:
+        try:
+            self.apply(changes.ops)
+        except LaminaError as error:
+            return error
+        return None
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """A transaction that is applied at its end, unless that is an error."""
         transaction = Transaction(self)
         yield transaction
-        self.apply(transaction)
+        self.apply(transaction.ops)
 
 
 OpenTransaction = Callable[[], Any]

@@ -29,6 +29,7 @@ from lamina.sdk.annotation_conversion import (
     result_hint,
     typed_params,
 )
+from lamina.sdk.app_state import WHICH_REQUEST, BatchState
 from lamina.sdk.binding import Param, bind_arguments, defaults_of, params_of
 from lamina.sdk.context import BatchContext, active_context, context
 from lamina.sdk.json_schema import schema_of
@@ -221,7 +222,10 @@ class Function(RemoteTarget[P, R_co]):
 
     def _run_one(self, inputs: dict[str, Any]) -> Any:
         with self._lock, plain_python(), self.app.transaction() as changes:
-            with active_context(BatchContext(units=self.spec.cores, transaction=changes, buffers=self.app.local_buffers)):
+            state = BatchState(lambda place, key: self.app.local_state.read(key), alone=changes)
+            whole = changes if self.spec.max_batch == 1 else WHICH_REQUEST
+            around = BatchContext(units=self.spec.cores, transaction=whole, buffers=self.app.local_buffers, batch_state=state)
+            with active_context(around):
                 if self._local is None:
                     self._local = self.open()
                 result = self._local.run([inputs])[0]

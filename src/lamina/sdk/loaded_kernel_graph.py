@@ -63,6 +63,7 @@ class LoadedKernelGraph:
     """Kernel graph ready for batches: it stands where a loaded torch model does, in a worker and in an executor."""
 
     has_post = True
+    has_host_code = False
     takes_device_values = False
 
     def __init__(self, graph: KernelGraph, plan: KernelPlan) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from lamina.core.workflow.error_policy import Catcher, ErrorPolicy
 from lamina.core.workflow.flow import Each, Fail, Flow, Node, Parallel, Wait
@@ -26,6 +26,9 @@ MAX_STEPS = 5_000
 """Of one workflow: ways that part and return at different places are recorded twice, and must end some time."""
 
 Errors = tuple[str, ...]
+
+_UNSET: Final = object()
+"""A variable that a branch has not set."""
 
 
 @dataclass(slots=True)
@@ -249,9 +252,8 @@ class Recorder(WorkflowTracer):
             return BlockOutcome("return", self._merged_value(owner, "result", [(path, path.outcome.value) for path in going]))
         env = dict(going[-1].outcome.env)
         for name in names:
-            found = [(path, path.outcome.env[name]) for path in going if name in path.outcome.env]
-            if found:
-                env[name] = self._merged_value(owner, name, found)
+            if any(name in path.outcome.env for path in going):
+                env[name] = self._merged_value(owner, name, [(path, path.outcome.env.get(name, _UNSET)) for path in going])
         return BlockOutcome(env=env)
 
     def _merged_value(self, owner: TracedStep, name: str, found: list[tuple[BranchPath, Any]]) -> Any:
@@ -259,11 +261,17 @@ class Recorder(WorkflowTracer):
         first = found[0][1]
         if all(value is first for _, value in found) and len(found) > 1:
             return first
-        ends = []
+        ends, unset = list[TracedStep](), list[TracedStep]()
         for path, value in found:
+            if value is _UNSET:  # what comes later must not wait for it in vain
+                unset.append(self._pass(name, None, path.region))
+                unset[-1].waits_for.update(path.after)
+                continue
             form = form_of(value)
             ends.append(self._pass(name, form if path.guard is None else ["when", path.guard, form], path.region))
-        return Symbol(["node", self._merge_step(name, ends, owner.region)])
+        merged = self._merge_step(name, ends, owner.region)
+        merged.waits_for.update(dict.fromkeys(unset))
+        return Symbol(["node", merged])
 
 
 def awaited(part: Any) -> Any:

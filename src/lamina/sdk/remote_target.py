@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from lamina.errors import BadFlow
+from lamina.sdk.annotation_conversion import result_converter
 from lamina.sdk.binding import Param, bind, bind_arguments
 from lamina.sdk.workflow_tracing import WorkflowTracer, call_mode
 
@@ -29,6 +31,7 @@ class RemoteTarget(Generic[P, R_co]):
     name: str
     params: tuple[Param, ...]
     kind: str
+    returns: Any  #: annotation of one result; None: there is none
     __call__: Callable[..., Any]
 
     @overload
@@ -42,7 +45,7 @@ class RemoteTarget(Generic[P, R_co]):
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """One request; waits for its result."""
         inputs = self._inputs("remote", args, kwargs)
-        return self.app.client().call(self.name, inputs, kind=self.kind)
+        return self._as_annotated(self.app.client().call(self.name, inputs, kind=self.kind))
 
     @overload
     def aio(self: RemoteTarget[P, Coroutine[Any, Any, V]], *args: P.args, **kwargs: P.kwargs) -> Awaitable[V]: ...
@@ -57,8 +60,7 @@ class RemoteTarget(Generic[P, R_co]):
         if call_mode.get() is not None:
             step: Awaitable[Any] = self(*args, **kwargs)
             return step
-        inputs = self._inputs("aio", args, kwargs)
-        return self.app.async_client().call(self.name, inputs, kind=self.kind)
+        return self._typed_call(self._inputs("aio", args, kwargs))
 
     @overload
     def stream(self: RemoteTarget[P, Iterator[V]], *args: P.args, **kwargs: P.kwargs) -> Iterator[V]: ...
@@ -92,6 +94,14 @@ class RemoteTarget(Generic[P, R_co]):
         return self.app.client().map(
             self.name, bound, max_concurrency=max_concurrency, return_errors=return_errors, kind=self.kind
         )
+
+    @cached_property
+    def _as_annotated(self) -> Callable[[Any], Any]:
+        """Made once: a decoder for a type takes longer to make than most results to convert."""
+        return result_converter(self.returns)
+
+    async def _typed_call(self, inputs: dict[str, Any]) -> Any:
+        return self._as_annotated(await self.app.async_client().call(self.name, inputs, kind=self.kind))
 
     def _inputs(self, verb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         self._not_traced(verb)

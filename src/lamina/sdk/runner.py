@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lamina.encoding import RaisedResponse, Response
 from lamina.errors import BadValue, LoadFailed
 from lamina.sdk.binding import NOTHING
+from lamina.sdk.context import active_context, context, requests_again
 from lamina.sdk.loaded_kernel_graph import LoadedKernelGraph
 from lamina.sdk.tensors import to_tensor
 from lamina.sdk.torch_model import LoadedTorchModel, TorchModel
@@ -70,7 +71,10 @@ class Runner:
         valid = [index for index, wrong in enumerate(results) if wrong is None]
         if valid:
             run = self._run_batch if self.model is None else self.model.run
-            for index, result in zip(valid, run([calls[index] for index in valid]), strict=True):
+            whole = context() if len(valid) == len(calls) else context().narrowed(valid)
+            with active_context(whole):
+                found = run([calls[index] for index in valid])
+            for index, result in zip(valid, found, strict=True):
                 results[index] = result
         return results
 
@@ -111,8 +115,11 @@ class Runner:
             return self._split_results(result, len(calls))
         if len(calls) == 1 or not self._may_rerun:
             return [result] * len(calls)
-        half = len(calls) // 2
-        return self._run_batch(calls[:half]) + self._run_batch(calls[half:])
+        half, results = len(calls) // 2, list[Any]()
+        for indices in (range(half), range(half, len(calls))):
+            with requests_again(indices):
+                results += self._run_batch([calls[index] for index in indices])
+        return results
 
     def _call_safely(self, inputs: Inputs, emit: Emit | None = None) -> Any:
         try:

@@ -59,11 +59,12 @@ class Tensor(Struct, frozen=True):
 
 
 class Port(Struct, frozen=True):
-    """One input or output. Without a tensor it is a value as JSON text."""
+    """One input or output. Without a tensor it is a value as JSON text; of a `str`, the text itself."""
 
     name: str
     tensor: Tensor | None = None
     required: bool = True
+    is_text: bool = False
 
 
 class Signature(Struct, frozen=True):
@@ -87,7 +88,10 @@ def signature_of(
     hints: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # a name only a type checker can see: then nothing is known of any
         hints = get_type_hints(target, include_extras=True) if target is not None else {}
-    inputs = tuple(Port(param.name, _tensor_in(hints.get(param.name), wrapped), param.required) for param in params)
+    inputs = tuple(
+        Port(param.name, _tensor_in(hints.get(param.name), wrapped), param.required, _is_text(hints.get(param.name), wrapped))
+        for param in params
+    )
     return Signature(inputs, _outputs(hints.get("return"), wrapped or streams), streams=streams)
 
 
@@ -95,8 +99,12 @@ def _outputs(hint: Any, wrapped: bool) -> tuple[Port, ...]:
     inner = _unwrapped(hint) if wrapped else hint
     if is_typeddict(inner):
         fields = get_type_hints(inner, include_extras=True)
-        return tuple(Port(name, _tensor_in(field, False)) for name, field in fields.items())
-    return (Port(RESULT, _tensor_in(hint, wrapped)),)
+        return tuple(Port(name, _tensor_in(field, False), is_text=field is str) for name, field in fields.items())
+    return (Port(RESULT, _tensor_in(hint, wrapped), is_text=inner is str),)
+
+
+def _is_text(hint: Any, wrapped: bool) -> bool:
+    return (_unwrapped(hint) if wrapped else hint) is str
 
 
 def _tensor_in(hint: Any, wrapped: bool) -> Tensor | None:

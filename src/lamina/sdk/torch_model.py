@@ -8,10 +8,11 @@ graph on whatever slice a batch is given, on a CPU it runs as it is, on the core
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lamina.errors import BadValue
+from lamina.sdk.context import RequestContext, active_context, context, requests_of
 from lamina.sdk.model_sources import fetch_model
 from lamina.sdk.weights_file import load_weights
 
@@ -63,15 +64,26 @@ class LoadedTorchModel:
         self.has_post = type(model).post is not TorchModel.post
         self.takes_device_values = type(model).pre is TorchModel.pre  #: else the user's own `pre` wants arrays of the host
 
+    @property
+    def has_pre(self) -> bool:
+        return not self.takes_device_values
+
+    @property
+    def has_host_code(self) -> bool:
+        """Whether a request runs code of the user's besides the module."""
+        return self.has_pre or self.has_post
+
     def rows(self, calls: Sequence[Inputs]) -> list[Any]:
-        """Each request prepared: a tuple of arrays, or the exception its inputs ended with."""
-        return [self._row(inputs) for inputs in calls]
+        """Each request prepared: a tuple of arrays, or the exception its inputs ended with. Its context is its own."""
+        if not self.has_pre:
+            return [self._row(inputs) for inputs in calls]
+        return [in_request(request, self._row, inputs) for request, inputs in zip(requests_of(len(calls)), calls, strict=True)]
 
     def answers(self, rows: Sequence[Any]) -> list[Any]:
-        """One answer, or exception, per row of the output."""
+        """One answer, or exception, per row of the output; in the context of its request, as well."""
         if not self.has_post:
             return list(rows)
-        return [self._answer(row) for row in rows]
+        return [in_request(request, self._answer, row) for request, row in zip(requests_of(len(rows)), rows, strict=True)]
 
     def run(self, calls: Sequence[Inputs]) -> list[Any]:
         """Run a batch on the host: pre, forward, post; a request that cannot be prepared fails alone."""
@@ -79,7 +91,9 @@ class LoadedTorchModel:
         good = [index for index, row in enumerate(results) if not isinstance(row, Exception)]
         if good:
             try:
-                answers: list[Any] = self.answers(self.forward([results[index] for index in good]))
+                outputs = self.forward([results[index] for index in good])
+                with active_context(context().narrowed(good)):
+                    answers: list[Any] = self.answers(outputs)
             except Exception as error:
                 answers = [error] * len(good)
             for index, answer in zip(good, answers, strict=True):
@@ -116,6 +130,11 @@ class LoadedTorchModel:
             return RuntimeError(f"{type(self.model).__name__}.post called sys.exit({error.code!r})")
         except Exception as error:
             return error
+
+
+def in_request(request: RequestContext, work: Callable[[Any], Any], given: Any) -> Any:
+    with request:
+        return work(given)
 
 
 def output_rows(output: Any, count: int) -> list[Any]:

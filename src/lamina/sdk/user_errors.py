@@ -35,9 +35,19 @@ def user_trace(error: BaseException) -> str:
 
 def _strip(summary: traceback.TracebackException) -> None:
     summary.stack[:] = [frame for frame in summary.stack if not is_platform_file(frame.filename)]
+    for frame in summary.stack:
+        _ = frame.line  # read while its file is known
+        frame.filename = shown_path(frame.filename)
     for inner in (summary.__cause__, summary.__context__, *(summary.exceptions or ())):
         if inner is not None:
             _strip(inner)
+
+
+def shown_path(filename: str) -> str:
+    """A file as a reader elsewhere may know it: below the folder it was imported from. Where that lies is the server's own."""
+    folders = [folder.rstrip(os.sep) + os.sep for folder in (os.getcwd(), *sys.path) if os.path.isabs(folder)]
+    inside = [filename[len(folder) :] for folder in folders if filename.startswith(folder)]
+    return min(inside, key=len, default=os.path.basename(filename) if os.path.isabs(filename) else filename)
 
 
 def user_frames_only(error: E) -> E:

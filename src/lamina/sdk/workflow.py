@@ -54,11 +54,16 @@ class Workflow(RemoteTarget[P, R_co]):
         """Inputs and outputs as tensors, as far as the annotations tell."""
         return signature_of(getattr(self, "target", None), self.params)  # states have none
 
+    @cached_property
+    def returns(self) -> Any:
+        """Annotation of its result; None if there is none."""
+        target = getattr(self, "target", None)  # states have none
+        return hints_of(target).get("return") if target is not None else None
+
     @property
     def result_schema(self) -> dict[str, Any]:
         """JSON Schema of its result; {}: any."""
-        target = getattr(self, "target", None)  # states have none
-        return schema_of(hints_of(target).get("return")) if target is not None else {}
+        return schema_of(self.returns)
 
     @property
     def doc(self) -> str:
@@ -138,18 +143,24 @@ class Workflow(RemoteTarget[P, R_co]):
         return self._direct(InProcess(mocks), args, kwargs)
 
     def to_asl(self, dialect: Dialect = "strict") -> dict[str, Any]:
-        """The document of a workflow made of states; one that is traced from Python has none."""
+        """The workflow as a document of the States Language: the one it was made of, or one that does what its Python does.
+        Raises `BadFlow` for what the language has no word for."""
         from lamina.asl.export import to_document
 
-        return to_document(self.flow, dialect)
+        return to_document(self.flow, dialect, lambda name: [param.name for param in self.app.functions[name].params])
 
     def portability(self) -> list[str]:
         """Portability remarks: what would not carry over to another engine."""
         from lamina.asl.export import is_asl_flow, portability
+        from lamina.asl.flow_export import NotInStates
 
+        try:
+            remarks = portability(self.to_asl("extended"))
+        except NotInStates as error:
+            return [f"{self.place}: {error.message}"]
         if not is_asl_flow(self.flow):
-            return [f"{self.place}: traced from Python: its steps run as their values arrive, which states cannot say"]
-        return portability(self.to_asl("extended"))
+            remarks.insert(0, f"{self.place}: written in Python: its steps run as their values arrive; states run in turn")
+        return remarks
 
     def side_file(self) -> str:
         """GPU, SLO and scaling of its steps, for an export to travel with."""

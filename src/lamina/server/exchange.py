@@ -87,6 +87,11 @@ class Exchange:
         return b"access-control-allow-origin" in self._headers
 
     @property
+    def address(self) -> str:
+        """Whose share of what is limited the request takes: the address of its client."""
+        return self._connection.address
+
+    @property
     def client(self) -> str:
         """Address and port of the client, as far as they are known here."""
         transport = self._connection.transport

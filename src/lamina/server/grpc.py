@@ -18,13 +18,14 @@ from typing import Any, NamedTuple, Protocol
 from lamina.errors import BadValue, LaminaError
 from lamina.server.compression import decompress
 from lamina.server.http1 import HeadCheck, accept_any_head
-from lamina.server.http2.connection import FrameBudget, Http2Connection, Http2Limits
+from lamina.server.http2.connection import Http2Connection, Http2Limits
 from lamina.server.http2.hpack import encode
 from lamina.server.http2.stream import Http2Stream
 from lamina.server.listener import Listener, listen
 from lamina.server.memory_budget import MemoryBudget, MemoryCharge
 from lamina.server.origins import NO_TOKEN, PAGE_HEADERS, OriginPolicy
 from lamina.server.request_parser import OwnHeaders
+from lamina.server.turn_budget import TurnBudget
 
 log = logging.getLogger("lamina")
 
@@ -139,7 +140,7 @@ class GrpcServer:
     async def start(self, host: str, port: int, secured: ssl.SSLContext | None = None, **options: Any) -> int:
         loop = asyncio.get_running_loop()
         own_prefix = self.own_headers.prefix if self.own_headers is not None else b""
-        turns = FrameBudget(loop.call_soon)
+        turns = TurnBudget(loop.call_soon)
 
         def accept() -> asyncio.Protocol:
             if len(self._connections) >= CONNECTIONS and not self._evict_idlest():

@@ -29,10 +29,12 @@ from msgspec import Struct
 from lamina.errors import LaminaError
 from lamina.ipc.immediate_writer import ImmediateWriter
 from lamina.server.exchange import Exchange, HttpRequest
+from lamina.server.http2.frames import PREFACE, http1_required
 from lamina.server.listener import Listener, listen
 from lamina.server.memory_budget import CONNECTION_BYTES, RETRY_S, MemoryBudget, MemoryCharge, MemoryExhausted, address_key
 from lamina.server.origins import OriginPolicy
 from lamina.server.request_parser import CHARGE_STEP_BYTES, Fault, HeaderNames, OwnHeaders, RequestParser
+from lamina.server.turn_budget import TurnBudget
 from lamina.server.websocket import MAX_EARLY_BYTES, WebSocket
 
 log = logging.getLogger("lamina")
@@ -72,6 +74,8 @@ LINGER_S = 2.0
 PROBES_S = (0.001, 0.05, 1.0)  #: after the first probe of a client that has sent its last byte: a reset is met by the next write
 SMALL_BODY_BYTES = 4 * 2**10  #: of requests that are served even when the memory budget is used up
 LARGE_BODY_BYTES = 2**20  #: from here on a body is read in turns with others
+SLICE_BYTES = 64  #: of what may be many requests, parsed before the time is looked at: less than two of the shortest
+CHUNKED_BYTES = 512  #: of a body in chunks, behind which there may be more of them
 READS_PER_TURN = 4  #: of large bodies, each of up to 256 KiB
 EVICTION_BATCH = 64  #: connections found by one search through all of them
 _RETRY = b"retry-after: %d\r\n" % RETRY_S
@@ -118,6 +122,8 @@ class HttpConnection(asyncio.Protocol):
         self._has_ended = False  #: the client sends no more requests, and waits for its answers
         self._awaits_head_check = False
         self._awaits_turn = False  #: to read more of a large body
+        self._unparsed = b""  #: read, and waiting for its turn, or for responses to the requests before it
+        self._is_slicing = self._awaits_slice = False  #: more of it is being parsed; is to be in the next turn
         self._probes: list[asyncio.TimerHandle] = []  #: of whether it has closed one half or both
         self._charge: MemoryCharge | None = None  #: flat, for the connection itself
         self._body_charge: MemoryCharge | None = None  #: of the body that is coming; then its exchange has it
@@ -160,6 +166,7 @@ class HttpConnection(asyncio.Protocol):
             self._socket.on_connection_lost()
             self._socket = None
         self._parser.close()
+        self._unparsed = b""
         self.transport = self._writer = None
 
     def evict(self) -> None:
@@ -187,9 +194,16 @@ class HttpConnection(asyncio.Protocol):
         if self._early is not None:
             self.on_early_data(data)
             return
-        parser = self._parser
         if self.phase == "body":
             self.phase_since = self.server.now_s
+        parser = self._parser
+        if self._unparsed:
+            if not self._is_slicing:  # reading was paused, and this had been read before
+                self._unparsed += data
+                return
+        elif not (parser.is_in_body and parser.missing_bytes >= len(data)) and data.count(b"\r\n\r\n") > 1:
+            self._feed_in_slices(data)
+            return
         fault = parser.feed(data)
         if fault is None and parser.is_in_body:
             fault = self.admit_body()
@@ -202,6 +216,49 @@ class HttpConnection(asyncio.Protocol):
                 self.enter_phase("head")
             if parser.is_head_too_long:
                 self._reject(431, "header too large")
+
+    def _feed_in_slices(self, data: bytes) -> None:
+        """Parse what may be many requests: one of them, and more while the slice of this connection lasts."""
+        parser, turns = self._parser, self.server.turns
+        until_s, before, at = turns.slice_until(), parser.completed, 0
+        if data.startswith(PREFACE) and not before and not parser.is_in_head:
+            self._refuse_http2(data)
+            return
+        self._unparsed, self._is_slicing = data, True
+        while at < len(data):
+            if self._is_closed or self._is_failing or self._socket is not None or self._early is not None:
+                self._unparsed, self._is_slicing = b"", False
+                self.data_received(data[at:])
+                return
+            has_begun = parser.completed > before
+            if self._awaits_head_check or self._is_pipeline_full or self._is_write_blocked:  # goes on with `_resume_reading`
+                break
+            if has_begun and not parser.is_in_body and turns.clock() >= until_s:
+                self._unparsed, self._is_slicing = data[at:], False
+                self._await_slice()
+                break
+            piece = data[at : at + (parser.missing_bytes or (CHUNKED_BYTES if parser.is_in_body else SLICE_BYTES))]
+            self.data_received(piece)
+            at += len(piece)
+        self._unparsed, self._is_slicing = data[at:], False
+        if self._unparsed:
+            self._pause_reading()
+
+    def _await_slice(self) -> None:
+        """Go on with what was read in the next turn; while it is being parsed, it goes on by itself."""
+        if not self._awaits_slice and not self._is_slicing:
+            self._awaits_slice = True
+            self.server.turns.slice_until()
+            self.server.turns.wait(self)
+
+    def go_on(self) -> None:
+        """The next slice of what was read."""
+        self._awaits_slice = False
+        data = self._unparsed
+        if data and self.transport is not None:
+            self._feed_in_slices(data)
+        if not self._unparsed and not self._is_write_blocked and not self._is_pipeline_full:
+            self._resume_reading()
 
     def eof_received(self) -> bool:
         """The client sends no more. It may have closed half of the connection and wait for its answers, or all of it; to tell the
@@ -265,6 +322,9 @@ class HttpConnection(asyncio.Protocol):
         if self._awaits_head_check or self._awaits_turn or self._early is not None:
             return
         if self._socket is not None and not self._socket.wants_data:
+            return
+        if self._unparsed:
+            self._await_slice()
             return
         if not self._is_reading and self.transport is not None and not self.transport.is_closing():
             self._is_reading = True
@@ -487,6 +547,14 @@ class HttpConnection(asyncio.Protocol):
         self._is_failing = True
         exchange.respond(status, body, kind, _EXTRA.get(status, b""))
 
+    def _refuse_http2(self, flight: bytes) -> None:
+        """Reply in HTTP/2, the only language such a client reads, that this port has none."""
+        if self.transport is not None:
+            self._is_failing = True
+            body, _ = self.server.error_body(505, "HTTP/2 is not spoken on this port", "use HTTP/1.1; gRPC has a port of its own")
+            self.transport.write(http1_required(flight, body))
+            self._half_close()
+
     def _half_close(self) -> None:
         """Half-close and read on for a moment: closing with unread input would reset the connection, response and all."""
         assert self.transport is not None
@@ -572,9 +640,11 @@ class HttpServer:
         budget: MemoryBudget | None = None,
         check_head: HeadCheck = accept_any_head,
         origins: OriginPolicy | None = None,
+        turns: TurnBudget | None = None,
     ) -> None:
         """`error_body` makes body and content type for a status, an error text and, where known, a hint. `check_head` is asked
-        before a body is read that does not come at once. `origins`: hosts and pages that are answered; None: all."""
+        before a body is read that does not come at once. `origins`: hosts and pages that are answered; None: all. `turns`: of
+        pipelined requests; None: those of the running loop."""
         self.handler = handler
         self.budget = budget or MemoryBudget()
         self.check_head = check_head
@@ -585,6 +655,7 @@ class HttpServer:
         self.own_headers = own_headers
         self.header_names = HeaderNames(own_headers)
         self.read_turns = ReadTurns()
+        self.turns = turns or TurnBudget(lambda callback: asyncio.get_running_loop().call_soon(callback))
         self.connections: set[HttpConnection] = set()
         self._addresses: Counter[str] = Counter()  #: connections by address
         self._evictable: list[HttpConnection] = []  #: of the last search, the idlest last

@@ -14,16 +14,22 @@ import logging
 import socket
 import ssl
 import struct
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from lamina.errors import BadValue, read_user_file
+from lamina.server.memory_budget import address_key
 
 log = logging.getLogger("lamina")
 
 BACKLOG = 1_024
 ACCEPT_BATCH = 256
+MAX_HANDSHAKES = 256
+HANDSHAKE_S = 10.0
+"""Of TLS under way at a time, and for how long: until one is complete, no limit of the server knows of the connection."""
+
 RETRY_S = 0.5  #: when there are no files left for more connections
 
 
@@ -34,7 +40,7 @@ class Listener:
         self._factory = factory
         self._tls = tls
         self._loop = asyncio.get_running_loop()
-        self._handshakes: set[asyncio.Task[object]] = set()
+        self._handshakes: dict[asyncio.Task[object], str] = {}  #: in their order, with the addresses of their clients
         self.sockets = sockets
         for sock in sockets:
             self._loop.add_reader(sock, self._accept, sock)
@@ -53,7 +59,7 @@ class Listener:
     def _accept(self, sock: socket.socket) -> None:
         for _ in range(ACCEPT_BATCH):
             try:
-                connection, _ = sock.accept()
+                connection, peer = sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -62,9 +68,18 @@ class Listener:
                 self._loop.call_later(RETRY_S, self._resume_accepting, sock)
                 return
             connection.setblocking(False)
+            if len(self._handshakes) >= MAX_HANDSHAKES and self._tls is not None:
+                self._drop_handshake()
             opening = self._loop.create_task(self._open(connection))
-            self._handshakes.add(opening)
+            self._handshakes[opening] = address_key(peer)
             opening.add_done_callback(partial(self._opened, connection))
+
+    def _drop_handshake(self) -> None:
+        """Make room for a newcomer: the oldest handshake of the address that has the most of them goes."""
+        crowd, _ = Counter(self._handshakes.values()).most_common(1)[0]
+        oldest = next(opening for opening, address in self._handshakes.items() if address == crowd)
+        del self._handshakes[oldest]
+        oldest.cancel()
 
     def _resume_accepting(self, sock: socket.socket) -> None:
         if sock in self.sockets:
@@ -76,12 +91,13 @@ class Listener:
             connection.close()
             return
         with contextlib.suppress(OSError):  # gone again, or no TLS: the client's affair
-            transport, _ = await self._loop.connect_accepted_socket(self._factory, connection, ssl=self._tls)
+            limits = {"ssl_handshake_timeout": HANDSHAKE_S} if self._tls is not None else {}
+            transport, _ = await self._loop.connect_accepted_socket(self._factory, connection, ssl=self._tls, **limits)
             if not self.sockets:
                 transport.abort()
 
     def _opened(self, connection: socket.socket, opening: asyncio.Task[object]) -> None:
-        self._handshakes.discard(opening)
+        self._handshakes.pop(opening, None)
         if opening.cancelled():
             connection.close()
 

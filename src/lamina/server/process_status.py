@@ -12,6 +12,7 @@ import ctypes
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from lamina.errors import Cancelled, LaminaError
 
@@ -21,6 +22,10 @@ BUDGET_SHARE = 0.25
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGE_BLOCK_BYTES = 2**20
+TRIM_EVERY_S = 1.0
+TRIM_BYTES = 4 * 2**20
+"""How often the heap is looked at, and how much of it must have become free to be given back: a gigabyte takes some 60 ms."""
+
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -68,15 +73,57 @@ class ProcessStatus:
         return found
 
 
-def return_large_blocks() -> None:
-    """Let the allocator map large blocks one by one, so that they go back to the system when they are freed.
+def return_free_memory() -> None:
+    """Give memory back to the system once it is free, for as long as the running loop lives.
 
-    glibc raises its threshold to 32 MiB as soon as such a block has been freed; from then on bodies lie among small objects, and
-    what a flood of them took stays with the process."""
+    glibc raises the size from which a block is mapped by itself to 32 MiB as soon as such a block has been freed; from then on
+    bodies lie among small objects, and what a flood of them took stays with the process. So large blocks are always mapped one by
+    one. The holes that smaller ones leave behind are given back when enough of them has gathered."""
     with contextlib.suppress(AttributeError, OSError):  # another C library
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
         libc.mallopt(_M_TRIM_THRESHOLD, _LARGE_BLOCK_BYTES)
+        HeapTrimmer(libc).start()
+
+
+class HeapTrimmer:
+    """Trims the heap of this process when it has more free bytes than at some time since it was trimmed last.
+
+    What is free is not what is resident: pages that were given back stay free. So a rise counts, and no level.
+    """
+
+    def __init__(self, libc: ctypes.CDLL) -> None:
+        self._info: Callable[[], _Mallinfo] = libc.mallinfo2
+        self._info.restype = _Mallinfo
+        self._trim: Callable[[int], int] = libc.malloc_trim
+        self._least_bytes = self._info().fordblks
+
+    def start(self) -> None:
+        """Look now and then, on the running loop."""
+        asyncio.get_running_loop().call_later(TRIM_EVERY_S, self.start)
+        self.trim()
+
+    def trim(self) -> bool:
+        free_bytes = self._info().fordblks
+        self._least_bytes = min(self._least_bytes, free_bytes)
+        if free_bytes - self._least_bytes < TRIM_BYTES:
+            return False
+        self._trim(0)
+        self._least_bytes = self._info().fordblks
+        return True
+
+
+class _Mallinfo(ctypes.Structure):
+    """`struct mallinfo2`; `fordblks` are the bytes in free blocks of all arenas."""
+
+    _fields_: ClassVar = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks"),
+            *("uordblks", "fordblks", "keepcost"),
+        )
+    ]
+    fordblks: int
 
 
 def limit_address_space(most_bytes: int) -> None:

@@ -88,17 +88,22 @@ class RequestParser:
         self.on_message_begin()
         self.is_in_head = False
         self.version = ""  #: of HTTP, of the last request
+        self.completed = 0  #: requests that are whole
 
     def feed(self, data: bytes) -> Fault | None:
         """Parse; complete requests have been handed on when this returns. Returns the fault of the current one, if any."""
+        if self._ignores_upgrade:
+            self._take_body(data)
+            return None
         if not self.is_in_body:
             self._fed_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            if not self._is_upgrade:
+            if self._is_upgrade:
+                self._connection.on_early_data(data[upgrade.args[0] :])
+            elif not self._take_body(data[upgrade.args[0] :]):
                 return _UPGRADE
-            self._connection.on_early_data(data[upgrade.args[0] :])
         except httptools.HttpParserCallbackError as error:
             if isinstance(error.__context__, MemoryError):
                 return _NO_MEMORY
@@ -108,6 +113,15 @@ class RequestParser:
         except httptools.HttpParserError:
             return self._fault or _MALFORMED
         return None
+
+    def _take_body(self, data: bytes) -> bool:
+        """Take the body of a request whose offer of an upgrade is passed over: the parser has stopped behind its head. False: it
+        is no such request."""
+        if self._ignores_upgrade and self.is_in_body:
+            self._body += data[: self._length - len(self._body)]
+            if len(self._body) >= self._length:
+                self._finish()
+        return self._ignores_upgrade
 
     @property
     def is_head_too_long(self) -> bool:
@@ -141,6 +155,11 @@ class RequestParser:
             return self._length
         return (len(self._body) // CHARGE_STEP_BYTES + 1) * CHARGE_STEP_BYTES
 
+    @property
+    def missing_bytes(self) -> int:
+        """What is to come of a body; 0 of one in chunks, where it is not known."""
+        return self._length - len(self._body) if self._length and self.is_in_body else 0
+
     def drop_body(self) -> None:
         """Forget what has come of a request that is rejected."""
         self._body = bytearray()
@@ -168,6 +187,7 @@ class RequestParser:
         self._window_start_s = 0.0
         self._fault: Fault | None = None
         self._is_upgrade = False
+        self._ignores_upgrade = False  #: one that is offered and not taken up: the last request of its connection
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -179,6 +199,8 @@ class RequestParser:
         self._head_bytes += len(name) + len(value)
         if self._count > self._limits.headers or self._head_bytes > self._limits.head_bytes:
             self._fail(431, "header too large")
+        if self.is_in_body:  # a trailer, behind the body: what decides over a request must be known before it, also to a proxy
+            return
         written, name = name, self._names[name]
         if not name:
             self._unknown_header = written
@@ -209,12 +231,15 @@ class RequestParser:
         if length or encoding:
             self._check_framing(length, encoding)
         if self._parser.should_upgrade():
-            method = self._parser.get_method()
-            if headers.get(b"upgrade", b"").strip().lower() != b"websocket" or method != b"GET" or encoding or self._length:
+            method, wanted = self._parser.get_method(), headers.get(b"upgrade", b"").strip().lower()
+            if wanted == b"h2c" and method != b"CONNECT" and not encoding:  # offered with any request; clients go on without
+                self._ignores_upgrade = True
+            elif wanted != b"websocket" or method != b"GET" or encoding or self._length:
                 self._fail(*_UPGRADE)
-            if self._connection.has_pending:
+            elif self._connection.has_pending:
                 self._fail(*_UPGRADE_BEHIND)
-            self._is_upgrade = True
+            else:
+                self._is_upgrade = True
         fault = self._connection.on_body_start(headers.get(b"expect", b"").lower() == b"100-continue")
         if fault is not None:
             self._fail(*fault)
@@ -243,12 +268,18 @@ class RequestParser:
         self._body += piece
 
     def on_message_complete(self) -> None:
+        if not (self._ignores_upgrade and self._length):  # else its body is to come
+            self._finish()
+
+    def _finish(self) -> None:
         self.is_in_body = False
+        self.completed += 1
         self._fed_bytes = 0
         parser = self._parser
         method = parser.get_method().decode("ascii", "replace")
         path, _, query = self._url.partition(b"?")
-        keep_alive = parser.should_keep_alive() and self.version == "1.1" and not self._is_upgrade  # HTTP/1.0 has no chunks
+        may_follow = not (self._is_upgrade or self._ignores_upgrade)
+        keep_alive = parser.should_keep_alive() and self.version == "1.1" and may_follow  # HTTP/1.0 has no chunks
         body, self._body = bytes(self._body), bytearray()
         if self._unknown_header:
             self._connection.on_bad_header(self._unknown_header, keep_alive, method == "HEAD")

@@ -19,6 +19,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Protocol
 
@@ -28,7 +29,16 @@ from msgspec import Struct
 from lamina import encoding
 from lamina.drivers.engine import TargetSource
 from lamina.errors import BadValue, LaminaError, LeadershipLost, StoreDown
-from lamina.sdk.app_state import UNKNOWN, StateCell, StateChange, StateKey, apply_changes
+from lamina.sdk.app_state import (
+    UNKNOWN,
+    StateCell,
+    StateChange,
+    StateChanges,
+    StateKey,
+    Verdict,
+    apply_changes,
+    commit_in_order,
+)
 from lamina.store import kv, outbox
 from lamina.store.base import Done, Session, Store, Work
 from lamina.types import Call
@@ -131,7 +141,12 @@ class StateAccess(Protocol):
 
     def ask(self, function: str, call_id: str, scope: str, key: str, answer: Callable[[StateCell], None], /) -> None: ...
 
-    def submit(self, function: str, step: Step, done: BatchDone, decided: Callable[[LaminaError | bool], None], /) -> None: ...
+    def submit(
+        self, function: str, steps: Sequence[Step], done: BatchDone, decided: Callable[[dict[int, Verdict]], None], /
+    ) -> None:
+        """Commit the changes that came with the results of a batch; `steps` are those of its jobs. `decided` gets a verdict by
+        place; none: to no effect, or committed elsewhere together with the result."""
+        ...
 
 
 class StateTable:
@@ -246,12 +261,24 @@ class StateTable:
     def read(self, place: StateKey) -> StateCell:
         return self.cells.get(place, StateCell()) if self.down is None else UNKNOWN
 
-    def commit(
-        self, function: str, step: Step, reads: Sequence[tuple[str, str, int]], ops: Sequence[StateChange]
-    ) -> LaminaError | bool:
-        """Commit a step's changes. False: something it has read has changed since. An error: its changes are invalid."""
-        call_id = step[0]
+    def commit(self, function: str, steps: Sequence[Step], batch: Sequence[StateChanges]) -> dict[int, Verdict]:
+        """Commit the changes of the jobs of a batch, in their order and in one turn, each by itself."""
         self.stateful.add(function)
+        return commit_in_order(
+            batch,
+            lambda one: self._is_current(function, steps[one.place][0], one),
+            lambda one: self._commit_step(function, steps[one.place], one.ops),
+        )
+
+    def _is_current(self, function: str, call_id: str, changes: StateChanges) -> bool:
+        """Whether all that was read is still so; of a state that is unknown, the commit will tell."""
+        return self.down is not None or all(
+            self.read(self.resolve_key(function, call_id, scope, key)).version == version for scope, key, version in changes.reads
+        )
+
+    def _commit_step(self, function: str, step: Step, ops: Sequence[StateChange]) -> LaminaError | None:
+        """Commit a step's changes; an error: they cannot be made."""
+        call_id = step[0]
         if self.down is not None:
             return self.down
         if ops and self._unwritten >= MAX_UNWRITTEN:
@@ -262,8 +289,6 @@ class StateTable:
             if ops and self._store.down is not None:
                 return self._store.down
             self.unconfirmed.add(call_id)
-        if any(self.read(self.resolve_key(function, call_id, scope, key)).version != version for scope, key, version in reads):
-            return False
         try:
             fresh = self._changed(function, call_id, ops)
         except LaminaError as error:
@@ -273,7 +298,7 @@ class StateTable:
                 self._pending.setdefault(call_id, {})[step] = writes
             else:
                 self._persist(writes)
-        return True
+        return None
 
     def set_guard(self, call_id: str, guard: CommitGuard | None) -> None:
         """Ask this before a call changes anything; None: nothing is asked any more."""
@@ -342,15 +367,26 @@ class StateTable:
         """Read a key on behalf of a step of this function."""
         answer(self.read(self.resolve_key(function, call_id, scope, key)))
 
-    def submit(self, function: str, step: Step, done: BatchDone, decided: Callable[[LaminaError | bool], None]) -> None:
-        """Commit the changes that came with a step's result; `decided` gets what `commit` returns."""
-        changes = done.state
-        assert changes is not None
+    def submit(
+        self, function: str, steps: Sequence[Step], done: BatchDone, decided: Callable[[dict[int, Verdict]], None]
+    ) -> None:
+        """Commit the changes that came with the results of a batch; `decided` gets what `commit` returns."""
+        self.permit_all(steps, done.state, lambda permitted: decided(self.commit(function, steps, permitted)))
 
-        def permitted(is_permitted: bool) -> None:  # else to no effect: its result is not wanted any more
-            decided(self.commit(function, step, changes.reads, changes.ops) if is_permitted else True)
+    def permit_all(
+        self, steps: Sequence[Step], batch: Sequence[StateChanges], then: Callable[[list[StateChanges]], None]
+    ) -> None:
+        """Ask the guards of the calls of a batch; `then` gets the changes that may be made, when all have answered. Of others the
+        result is not wanted any more."""
+        allowed: dict[int, bool] = {}
 
-        self.permit(step[0], changes.ops, permitted)
+        def answered(place: int, is_allowed: bool) -> None:
+            allowed[place] = is_allowed
+            if len(allowed) == len(batch):
+                then([one for one in batch if allowed[one.place]])
+
+        for one in batch:
+            self.permit(steps[one.place][0], one.ops, partial(answered, one.place))
 
     def put(self, place: StateKey, cell: StateCell, done: Done[None]) -> None:
         """Write a key from outside of any step; `done` when it is on disk."""

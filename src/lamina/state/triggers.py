@@ -16,76 +16,54 @@ aside.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import math
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from lamina import encoding
-from lamina.core.actions import FailCall, Reply
-from lamina.drivers.driver import Ending
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.durable.runs import DurableRuns
-from lamina.errors import BadValue, LaminaError, NotFound, StoreDown
+from lamina.errors import BadValue, LaminaError, StoreDown
 from lamina.sdk.app import App
 from lamina.sdk.triggers import Trigger
 from lamina.state.brokers import Broker, BrokerMessage, BrokerSubscription
 from lamina.state.kv_state import CHANGES, KeyWatch, StateTable, StateWrite, owned_scope
-from lamina.store import kv, outbox
-from lamina.store.base import Session, Store
-from lamina.store.runs import OVER, RunRow
-from lamina.store.runs import get as get_run
-from lamina.types import NEVER_US, Slo, call_for
+from lamina.state.trigger_records import (
+    MAX_ASIDE_BYTES,
+    AddedTrigger,
+    AsideMessage,
+    KeptTriggers,
+    SavedClock,
+    delete_added,
+    keep_aside,
+    put_added,
+    read_aside,
+    read_kept,
+    save_clock,
+    save_identity,
+    trigger_digest,
+)
+from lamina.state.trigger_starts import CallStarter, RunStarter, Starter, TriggerStarts
+from lamina.store import outbox
+from lamina.store.base import Store
 
 log = logging.getLogger("lamina")
-
-SCOPE = "triggers"
-ADDED_SCOPE = "triggers-added"
-ASIDE_SCOPE = "triggers-aside"
-IDENTITY_SCOPE = "triggers-identity"
-MAX_ASIDE, MAX_ASIDE_BYTES = 100, 64 * 2**10
-"""Messages of one trigger that are kept when they could start nothing, the newest, and how much of each."""
 
 MAX_MESSAGE_BYTES = 8 * 2**20
 CLOCK_CHECK_S = 30.0
 """Longest sleep: clocks are set and machines sleep, so the time is checked at least this often."""
 
-DAY_SLO = Slo(timeout_us=24 * 3_600_000_000)
-
-MAX_QUEUED = 100
-"""Starts of one trigger that may wait for the one before."""
-
 READ_RETRY_S = 0.25
 START_RETRY_S = 1.0
 """After a change could not start anything, because the store is down."""
-
-Started = Callable[[LaminaError | str], None]
-"""Callback with the id of what is certain to run, or why it will not."""
-
-Ended = Callable[[], None]
-
-
-class Starter(Protocol):
-    """Starts targets, as durable runs or as calls."""
-
-    def start(self, target: str, inputs: dict[str, bytes], key: str, started: Started, ended: Ended) -> None:
-        """Start a target under an idempotency key. `ended` is called once, if it was started."""
-        ...
-
-    def follow(self, id: str, ended: Ended) -> None:
-        """Call `ended` when that has ended, which an earlier server started."""
-        ...
-
-    def cancel(self, id: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -119,66 +97,6 @@ class TriggerClock:
         self.setbacks += is_again
 
 
-class _SavedClock(msgspec.Struct, frozen=True):
-    """Clock of a trigger as it is kept: for what time it last started a run, and which."""
-
-    last_us: int
-    setbacks: int = 0
-    run: str = ""
-
-    @staticmethod
-    def read(value: bytes) -> _SavedClock:
-        found = encoding.decode(value)
-        return _SavedClock(found) if isinstance(found, int) else msgspec.convert(found, _SavedClock)
-
-
-class AddedTrigger(msgspec.Struct, frozen=True, kw_only=True):
-    """A trigger that was added to a running server, as it is kept."""
-
-    trigger: Trigger
-    app: str
-    tenant: str
-    by: str
-    at_us: int
-
-
-class AsideMessage(msgspec.Struct, frozen=True):
-    """A message that could start nothing, and why."""
-
-    topic: str
-    message_id: str
-    body: bytes
-    why: str
-    at_us: int
-
-
-@dataclass(slots=True)
-class _Usage:
-    """What a trigger has done since the server began."""
-
-    started: int = 0
-    last_us: int = 0
-    last_run: str = ""
-    aside: int = 0
-    error: str = ""  #: of the last start that failed
-
-
-@dataclass(slots=True)
-class _Start:
-    event: dict[str, Any]
-    what: str  #: tells it from all other starts of its trigger
-    started: Started
-
-
-@dataclass(slots=True)
-class _Line:
-    """Starts of one trigger that does not allow two at once."""
-
-    is_busy: bool = False
-    id: str = ""  #: of what is under way, when that is known
-    waiting: deque[_Start] = field(default_factory=deque)
-
-
 class Triggers:
     """Starts the targets of all triggers. `starter` hands in calls or durable runs; a `store` remembers what was due."""
 
@@ -196,7 +114,6 @@ class Triggers:
         self._has_target = has_target
         self._added: dict[str, AddedTrigger] = {}  #: by id
         self._tenants: dict[str, str] = {}  #: by name of a trigger
-        self._usage: dict[str, _Usage] = {}
         self._subscriptions: dict[str, BrokerSubscription] = {}
         self._leaving: list[BrokerSubscription] = []  #: that have been closed, and may not have ended yet
         self._refused: dict[str, str] = {}  #: by name: why there is no subscription
@@ -204,16 +121,24 @@ class Triggers:
         self._triggers: dict[str, Trigger] = {}
         self._apps: dict[str, list[str]] = {}
         self._clocks: dict[str, TriggerClock] = {}
-        self._lines: dict[str, _Line] = {}
-        self._saved: dict[str, _SavedClock] = {}
+        self._saved: dict[str, SavedClock] = {}
         self._is_open = self._is_closed = False
         self.opened = asyncio.Event()  #: what was kept has been read
         self._state = state
-        self._starter = starter
+        self._starts = TriggerStarts(starter, wall_us)
         self._store = store
         self._wall_us = wall_us
         self._unsubscribe: Callable[[], None] = lambda: None
-        self.started = self.skipped = 0
+
+    @property
+    def started(self) -> int:
+        """How many starts there were."""
+        return self._starts.started
+
+    @property
+    def skipped(self) -> int:
+        """How many were left out, because the one before was under way."""
+        return self._starts.skipped
 
     def set_app(self, app: str, triggers: Sequence[Trigger], tenant: str = "") -> None:
         """Set the triggers of an app, and its tenant, whose keys they watch; schedules that stay go on as they were."""
@@ -253,18 +178,17 @@ class Triggers:
         """Keep a trigger, or another one under its id, and set it going once it is on disk."""
         if self._store is None:
             raise BadValue("triggers are added where there is a store", hint="lamina serve --store PATH")
-        key, value = record.trigger.id, msgspec.json.encode(record)
 
         def written(result: int | LaminaError) -> None:
             if isinstance(result, LaminaError):
                 done(result)
                 return
             if not self._is_closed:
-                self._added[key] = record
+                self._added[record.trigger.id] = record
                 self._set_added(record)
             done(None)
 
-        self._store.write(lambda db: kv.put(db, ADDED_SCOPE, key, "trigger", value, _now_us()), written)
+        self._store.write(lambda db: put_added(db, record), written)
 
     def remove(self, id: str, done: Callable[[LaminaError | None], None]) -> None:
         """Remove a trigger that was added; runs that it has started go on."""
@@ -277,7 +201,7 @@ class Triggers:
                     self._set_group(_group_of(id), record.app, (), record.tenant)
             done(result if isinstance(result, LaminaError) else None)
 
-        self._store.write(lambda db: _delete_added(db, id), written)
+        self._store.write(lambda db: delete_added(db, id), written)
 
     def refresh(self) -> None:
         """Look again which targets there are: an added trigger whose target has gone rests."""
@@ -295,7 +219,7 @@ class Triggers:
         return [self._describe(trigger, tenant) for trigger, tenant in (known | resting).values()]
 
     def _describe(self, trigger: Trigger, tenant: str) -> dict[str, Any]:
-        usage, name = self._usage.get(trigger.name, _Usage()), trigger.name
+        usage, name = self._starts.usage(trigger.name), trigger.name
         clock, subscription = self._clocks.get(name), self._subscriptions.get(name)
         state = "resting: its target is not served" if name not in self._triggers else "active"
         if trigger.kind == "message" and state == "active":
@@ -328,13 +252,8 @@ class Triggers:
         """Messages of a trigger that could start nothing, newest first."""
         if self._store is None:
             done([])
-            return
-
-        def read(db: Session) -> list[AsideMessage]:
-            found = kv.entries(db, f"{ASIDE_SCOPE}/{trigger_digest(name)}", limit=2 * MAX_ASIDE)
-            return [msgspec.msgpack.decode(entry.value, type=AsideMessage) for entry in reversed(found)]
-
-        self._store.read(read, done)
+        else:
+            self._store.read(lambda db: read_aside(db, name), done)
 
     def open(self) -> None:
         """Start triggers. Needs a running loop. State has been read by now."""
@@ -343,9 +262,9 @@ class Triggers:
 
     def _read(self) -> None:
         if self._store is None or not self._store.exists:
-            self._on_read(_Kept())
+            self._on_read(KeptTriggers())
         elif not self._is_closed:
-            self._store.read(_read_kept, self._on_read)
+            self._store.read(read_kept, self._on_read)
 
     def close(self) -> None:
         """Stop for good, also if the outbox has not been read yet."""
@@ -354,13 +273,12 @@ class Triggers:
             if clock.timer is not None:
                 clock.timer.cancel()
         self._clocks.clear()
-        for line in self._lines.values():
-            line.waiting.clear()
+        self._starts.close()
         for name in list(self._subscriptions):
             self._unsubscribe_from(name)
         self._unsubscribe()
 
-    def _on_read(self, found: _Kept | LaminaError) -> None:
+    def _on_read(self, found: KeptTriggers | LaminaError) -> None:
         """Resume what an earlier server had not finished."""
         if self._is_closed:
             return
@@ -372,7 +290,7 @@ class Triggers:
         self._identity = found.identity or os.urandom(6).hex()
         if not found.identity and self.brokers:  # when this server leads: a store may have to be made for it
             asyncio.get_running_loop().call_soon(self._save_identity)
-        self._saved = {entry.key: _SavedClock.read(entry.value) for entry in found.clocks}
+        self._saved = {entry.key: SavedClock.read(entry.value) for entry in found.clocks}
         for trigger in list(self._triggers.values()):
             if trigger.kind != "change":
                 self._set_going(trigger)
@@ -388,9 +306,8 @@ class Triggers:
                 self._on_change([write])
 
     def _save_identity(self) -> None:
-        identity = self._identity.encode()
         if self._store is not None and not self._is_closed:
-            self._store.write(lambda db: kv.put(db, IDENTITY_SCOPE, "id", "value", identity, _now_us()), required=True)
+            self._store.write(lambda db: save_identity(db, self._identity), required=True)
 
     def _set_going(self, trigger: Trigger) -> None:
         if trigger.kind == "message":
@@ -431,7 +348,7 @@ class Triggers:
             run: asyncio.Future[LaminaError | str] = asyncio.get_running_loop().create_future()
             try:
                 event = {"topic": message.topic, "message": _parse_message(message.body), "message_id": message.id}
-                self._start_target(trigger, event, what, partial(_settle, run))
+                self._starts.start(trigger, event, what, partial(_settle, run))
                 result = await run
             except BadValue as error:
                 result = error
@@ -445,24 +362,18 @@ class Triggers:
     async def _set_aside(self, trigger: Trigger, message: BrokerMessage, why: LaminaError) -> bool:
         """Keep a message that can start nothing; False: the store does not take it now."""
         log.error("triggers: a message of %s starts nothing and is set aside: %s", trigger.name, why)
-        usage = self._usage_of(trigger.name)
-        usage.aside += 1
-        usage.error = why.message[:300]
+        self._starts.record_aside(trigger.name, why.message)
         if self._store is None:
             return True
         kept = AsideMessage(
             message.topic[:1_000], message.id[:200], message.body[:MAX_ASIDE_BYTES], why.message[:1_000], self._wall_us()
         )
         done: asyncio.Future[LaminaError | None] = asyncio.get_running_loop().create_future()
-        scope = f"{ASIDE_SCOPE}/{trigger_digest(trigger.name)}"
         self._store.write(
-            lambda db: _keep_aside(db, scope, kept),
+            lambda db: keep_aside(db, trigger.name, kept),
             lambda result: _settle(done, result if isinstance(result, LaminaError) else None),
         )
         return not isinstance(await done, LaminaError)
-
-    def _usage_of(self, name: str) -> _Usage:
-        return self._usage.setdefault(name, _Usage())
 
     # ------------------------------------------------------------------------ clocks
 
@@ -470,12 +381,10 @@ class Triggers:
         """Set a clock going: where it was, where an earlier server left it, or from now on."""
         clock = self._clocks.get(trigger.name)
         if clock is None:
-            saved = self._saved.get(trigger.name, _SavedClock(self._wall_us()))
+            saved = self._saved.get(trigger.name, SavedClock(self._wall_us()))
             clock = self._clocks[trigger.name] = TriggerClock(trigger, saved.last_us, setbacks=saved.setbacks)
-            if saved.run and trigger.on_overlap != "allow":
-                line = self._line(trigger)
-                line.is_busy, line.id = True, saved.run
-                self._starter.follow(saved.run, lambda: self._on_ended(trigger))
+            if saved.run:
+                self._starts.resume(trigger, saved.run)
         clock.trigger = trigger
         self._schedule(clock)
 
@@ -495,12 +404,13 @@ class Triggers:
         setbacks = clock.setbacks
 
         def started(run: LaminaError | str) -> None:
-            self._log_failure(trigger, run)
-            if isinstance(run, str) and self._store is not None:
-                saved = _SavedClock(due_us, setbacks, run)
-                self._store.write(lambda db: _save_clock(db, trigger.name, saved), required=True)
+            if isinstance(run, LaminaError):
+                log.error("triggers: %s is not started: %s", trigger.name, run)
+            elif self._store is not None:
+                saved = SavedClock(due_us, setbacks, run)
+                self._store.write(lambda db: save_clock(db, trigger.name, saved), required=True)
 
-        self._start_target(trigger, {"due": _moment(due_us)}, f"//{due_us}/{setbacks}" if setbacks else f"//{due_us}", started)
+        self._starts.start(trigger, {"due": _moment(due_us)}, f"//{due_us}/{setbacks}" if setbacks else f"//{due_us}", started)
 
     # ----------------------------------------------------------------------- changes
 
@@ -531,133 +441,9 @@ class Triggers:
 
         what = f"{write.key}/{write.version}/{write.at_us}"
         for trigger in left:
-            self._start_target(trigger, event, what, partial(done, trigger))
+            self._starts.start(trigger, event, what, partial(done, trigger))
         if not left:
             done(None, "")
-
-    # -------------------------------------------------------------------------- starts
-
-    def _line(self, trigger: Trigger) -> _Line:
-        return self._lines.setdefault(trigger.name, _Line())
-
-    def _start_target(self, trigger: Trigger, event: dict[str, Any], what: str, started: Started) -> None:
-        """Start the target now, later or not at all, by what becomes of the start before."""
-        start, line = _Start(event, what, started), self._line(trigger)
-        if trigger.on_overlap == "allow" or not line.is_busy:
-            self._begin(trigger, start)
-        elif trigger.on_overlap == "cancel":
-            while line.waiting:
-                self._skip(trigger, line.waiting.popleft())
-            line.waiting.append(start)
-            if line.id:
-                self._starter.cancel(line.id)
-        elif trigger.on_overlap == "queue" and len(line.waiting) < MAX_QUEUED:
-            line.waiting.append(start)
-        else:
-            self._skip(trigger, start)
-
-    def _skip(self, trigger: Trigger, start: _Start) -> None:
-        self.skipped += 1
-        if trigger.on_overlap == "queue":
-            log.warning("triggers: %s: %d starts wait already, and one is left out", trigger.name, MAX_QUEUED)
-        start.started(self._line(trigger).id)
-
-    def _begin(self, trigger: Trigger, start: _Start) -> None:
-        line = self._line(trigger)
-        line.is_busy, line.id = True, ""
-
-        def started(run: LaminaError | str) -> None:
-            usage = self._usage_of(trigger.name)
-            usage.error = run.message[:300] if isinstance(run, LaminaError) else ""
-            if isinstance(run, str):
-                usage.last_run, usage.last_us = run, self._wall_us()
-                usage.started += 1
-                line.id = run
-                if line.waiting and trigger.on_overlap == "cancel":
-                    self._starter.cancel(run)
-            start.started(run)
-            if isinstance(run, LaminaError):
-                self._on_ended(trigger)
-
-        self.started += 1
-        try:
-            inputs = {name: encoding.encode(value) for name, value in trigger.inputs(start.event).items()}
-            digest = hashlib.blake2b(f"{trigger.name}/{start.what}".encode(), digest_size=16).hexdigest()
-            self._starter.start(trigger.target, inputs, f"trigger-{digest}", started, lambda: self._on_ended(trigger))
-        except Exception as error:  # other triggers are due as well
-            log.exception("triggers: %s", trigger.name)
-            started(error if isinstance(error, LaminaError) else LaminaError(f"{type(error).__name__}: {error}"))
-
-    def _on_ended(self, trigger: Trigger) -> None:
-        line = self._line(trigger)
-        line.is_busy, line.id = False, ""
-        if line.waiting and not self._is_closed:
-            self._begin(trigger, line.waiting.popleft())
-
-    def _log_failure(self, trigger: Trigger, run: LaminaError | str) -> None:
-        if isinstance(run, LaminaError):
-            log.error("triggers: %s is not started: %s", trigger.name, run)
-
-
-class RunStarter:
-    """Starts targets as durable runs."""
-
-    def __init__(self, durable: DurableRuns, driver: RealtimeDriver) -> None:
-        self._durable = durable
-        self._driver = driver
-
-    def start(self, target: str, inputs: dict[str, bytes], key: str, started: Started, ended: Ended) -> None:
-        def accepted(row: RunRow | LaminaError) -> None:
-            if isinstance(row, LaminaError):
-                started(row)
-                return
-            if row.state not in OVER:
-                self._durable.on_completed(row.id, ended)
-            started(row.id)
-            if row.state in OVER:  # asked for before, by an earlier server
-                ended()
-
-        kind = "function" if target in self._driver.controller.state.functions else "workflow"
-        size, tenant = sum(map(len, inputs.values())), self._driver.engine.shared.source(target).tenant
-        row = RunRow("", kind, target, tenant, "", 0, 0.0, size, 0, 0, 0, 0, "")
-        self._durable.accept(row, inputs, key, key, accepted)
-
-    def follow(self, id: str, ended: Ended) -> None:
-        remove = self._durable.on_completed(id, ended)
-
-        def found(row: RunRow | LaminaError) -> None:
-            if isinstance(row, NotFound) or (isinstance(row, RunRow) and row.state in OVER):
-                remove()
-                ended()
-
-        self._durable.store.read(lambda db: get_run(db, id), found)
-
-    def cancel(self, id: str) -> None:
-        self._durable.cancel(id, lambda error: None)
-
-
-class CallStarter:
-    """Starts targets as calls, which end with the server."""
-
-    def __init__(self, driver: RealtimeDriver) -> None:
-        self._driver = driver
-
-    def start(self, target: str, inputs: dict[str, bytes], key: str, started: Started, ended: Ended) -> None:
-        def on_end(ending: Ending) -> None:
-            if not isinstance(ending, Reply):
-                said = ending.error if isinstance(ending, FailCall) else ending.reason
-                log.warning("%s, started by itself, came to nothing: %s", target, said)
-            ended()
-
-        tenant = self._driver.engine.shared.source(target).tenant
-        started(key)
-        self._driver.submit(call_for(key, target, self._driver.now_us(), DAY_SLO, tenant=tenant), inputs, on_end)
-
-    def follow(self, id: str, ended: Ended) -> None:
-        ended()
-
-    def cancel(self, id: str) -> None:
-        self._driver.cancel(id)
 
 
 def open_triggers(
@@ -675,11 +461,6 @@ def open_triggers(
     triggers.set_app(app.name, app.triggers)
     triggers.open()
     return triggers
-
-
-def trigger_digest(name: str) -> str:
-    """Short name of a trigger, for those that were given none."""
-    return hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
 
 
 def _group_of(id: str) -> str:
@@ -723,45 +504,6 @@ _UNITS_US = (("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1
 
 def _moment(at_us: int) -> str:
     return datetime.fromtimestamp(at_us / 1e6, UTC).isoformat().replace("+00:00", "Z")
-
-
-class _Kept(msgspec.Struct, frozen=True):
-    """What an earlier server has left."""
-
-    clocks: list[kv.KvEntry] = []
-    changes: list[outbox.OutboxMessage] = []
-    added: list[AddedTrigger] = []
-    identity: str = ""
-
-
-def _read_kept(db: Session) -> _Kept:
-    identity = kv.get(db, IDENTITY_SCOPE, "id")
-    return _Kept(
-        kv.entries(db, SCOPE, limit=10_000),
-        outbox.due(db, CHANGES, NEVER_US, 10_000),
-        [msgspec.json.decode(entry.value, type=AddedTrigger) for entry in kv.entries(db, ADDED_SCOPE, limit=10_000)],
-        identity.value.decode() if identity is not None else "",
-    )
-
-
-def _delete_added(db: Session, id: str) -> bool:
-    found = kv.get(db, ADDED_SCOPE, id)
-    if found is not None:
-        name = msgspec.json.decode(found.value, type=AddedTrigger).trigger.name
-        kv.delete(db, SCOPE, name)  # its clock
-        for entry in kv.entries(db, f"{ASIDE_SCOPE}/{trigger_digest(name)}", limit=2 * MAX_ASIDE):
-            kv.delete(db, entry.scope, entry.key)
-    return kv.delete(db, ADDED_SCOPE, id)
-
-
-def _keep_aside(db: Session, scope: str, message: AsideMessage) -> None:
-    kv.put(db, scope, f"{message.at_us:020d}-{os.urandom(3).hex()}", "message", msgspec.msgpack.encode(message), message.at_us)
-    for entry in kv.entries(db, scope, limit=2 * MAX_ASIDE)[:-MAX_ASIDE]:
-        kv.delete(db, scope, entry.key)
-
-
-def _save_clock(db: Session, name: str, saved: _SavedClock) -> None:
-    kv.put(db, SCOPE, name, "value", encoding.encode(msgspec.to_builtins(saved)), _now_us())
 
 
 def _now_us() -> int:

@@ -84,6 +84,22 @@ class Store(Protocol):
         ...
 
     @property
+    def spare_bytes(self) -> int:
+        """Room for what is new, as of a moment ago: the last of a disk is for what was accepted before."""
+        ...
+
+    @property
+    def holds_lease(self) -> bool:
+        """Whether this server leads and has shown it so lately that no other can have taken the lead, short of a lost lock."""
+        ...
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether its lease has run out while nothing but the process itself kept it from being renewed: a process that was
+        stopped and goes on does not know yet whether it still leads."""
+        ...
+
+    @property
     def leader(self) -> str:
         """Address of another server that leads, as far as it is known."""
         ...

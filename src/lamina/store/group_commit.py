@@ -99,6 +99,10 @@ class Backend(Protocol):
 
     def reader(self) -> StoreConnection: ...
 
+    def spare_bytes(self) -> int:
+        """Room for what is new; what is left beyond it is for what is under way. As far as it is known."""
+        ...
+
     def release(self) -> None:
         """Give back a lock that outlives connections."""
         ...
@@ -117,6 +121,10 @@ class _LostTerm(Exception):
 
 class _AlreadyMade(Exception):
     """The commit that was in doubt has been made."""
+
+
+class _InUse(StoreDown):
+    """Another server has the lock and has not made the tables: it is at it, or its disk fails."""
 
 
 class _Doubt:
@@ -141,6 +149,7 @@ class GroupCommitStore:
         self._down: StoreDown | None = None
         self._callbacks: CallbackQueue | None = None
         self._opened = threading.Event()  #: it has been opened, or could not be
+        self._open_until_s = 0.0  #: tables that another server makes are waited for until then
         self._reading = self._writing = True  #: until it is closed
         self._election = leadership.Election(secrets.token_hex(8))
         self._address = self._successor = ""
@@ -151,6 +160,9 @@ class GroupCommitStore:
         self._commits = 0  #: number of the last commit of this term
         self._doubt: _Doubt | None = None
         self._beat_at_s = 0.0
+        self._lease_until_s = 0.0  #: no candidate takes the lead before, unless a lock was lost
+        self.spare_bytes = 0  #: as of the last sign of life
+        self._is_idle = False  #: the thread that writes has nothing to do, or had when the lease ran out
         self._watchers: list[Done[Any]] = []
         self.transactions = 0
         self.works = 0
@@ -174,6 +186,15 @@ class GroupCommitStore:
     @property
     def term(self) -> int:
         return 0 if self._is_over else self._term
+
+    @property
+    def holds_lease(self) -> bool:
+        return bool(self.term) and self._down is None and time.monotonic() < self._lease_until_s
+
+    @property
+    def was_stopped(self) -> bool:
+        # a disk that hangs, or is down, also keeps the lease from being renewed, but then the thread is at it, or has said so
+        return bool(self.term) and self._down is None and self._is_idle and time.monotonic() >= self._lease_until_s
 
     @property
     def leader(self) -> str:
@@ -213,6 +234,7 @@ class GroupCommitStore:
         if not self._ends and self._reading:
             self._loop = asyncio.get_running_loop()
             self._callbacks = CallbackQueue(self._loop)
+            self._open_until_s = time.monotonic() + OPEN_TIMEOUT_S
             self._ends = [self._thread(self._write_all), self._thread(self._read_all)]
 
     def _thread(self, work: Callable[[], None]) -> asyncio.Event:
@@ -331,16 +353,20 @@ class GroupCommitStore:
 
     def _gather(self, pending: deque[_Entry]) -> bool:
         """Collect waiting works; waits for one, or for the time to retry or to beat. False: no more will come."""
-        wait_s = 0.0 if not self._opened.is_set() else RETRY_S if self._down is not None else leadership.BEAT_S
+        wait_s = RETRY_S if self._down is not None else leadership.BEAT_S if self._opened.is_set() else 0.0
         until_s = time.monotonic() + wait_s
-        with contextlib.suppress(queue.Empty):
+        self._is_idle = True
+        try:
             while True:
                 left_s = 0.0 if pending and self._down is None else max(0.0, until_s - time.monotonic())
                 entries = self._writes.get(block=left_s > 0.0, timeout=left_s or None)
                 if entries is None:
                     return False
                 pending.extend(entries)
-        return True
+        except queue.Empty:
+            return True
+        finally:
+            self._is_idle = time.monotonic() >= self._lease_until_s  # until it is renewed
 
     # --- the lead
 
@@ -358,10 +384,11 @@ class GroupCommitStore:
         if not has_lock:
             seen = connection.look()
             if seen is None:
-                raise StoreDown(f"store {self.name}: another server uses it", hint=_IN_USE)
+                raise _InUse(f"store {self.name}: another server uses it", hint=_IN_USE)
             if not self._election.may_lead(seen[0], False, seen[1]):
                 raise leadership.not_leader(self.name, seen[0])
             connection.evict_leader(is_blocked=False)
+        began_s = time.monotonic()
         try:
             term, row = self._take_lead(connection, has_lock)
         except NotLeader:
@@ -370,7 +397,9 @@ class GroupCommitStore:
             if not has_lock and _roll_back(connection):
                 connection.evict_leader(is_blocked=True)
             raise
+        self.spare_bytes = self._backend.spare_bytes()
         self._mark_up()  # before its term is seen, or told: what is sent then is not refused
+        self._renew_lease(began_s)
         self._term, self._commits = term, 0
         self._succeeds = row is not None
         self._beat_at_s = time.monotonic() + leadership.BEAT_S
@@ -407,7 +436,9 @@ class GroupCommitStore:
 
     def _beat(self, connection: WriterConnection, pending: deque[_Entry]) -> None:
         """Give a sign of life; notice that another server leads, or that the store has gone, within a moment."""
-        self._beat_at_s = time.monotonic() + leadership.BEAT_S
+        began_s = time.monotonic()
+        self._beat_at_s = began_s + leadership.BEAT_S
+        self.spare_bytes = self._backend.spare_bytes()
         if not connection.touch() or self._down is not None or self._doubt is not None:
             try:
                 self._run_group(connection, [])
@@ -419,6 +450,12 @@ class GroupCommitStore:
             raise _LostTerm
         if row.has_lock != has_lock:
             self._run_group(connection, [(lambda db: leadership.note_lock(db, self._term, has_lock), None, True)])
+        self._renew_lease(began_s)
+
+    def _renew_lease(self, began_s: float) -> None:
+        """A sign of life was given after this time, and this server still led then."""
+        self._lease_until_s = max(self._lease_until_s, began_s + leadership.LEASE_S)
+        self._is_idle = time.monotonic() >= self._lease_until_s
 
     def _settle_doubt(self, commits: int, pending: deque[_Entry]) -> None:
         """Call back what was in doubt, if it was made. If not, it may still be: a server that is slow to notice that a connection
@@ -484,6 +521,7 @@ class GroupCommitStore:
 
     def _run_group(self, connection: StoreConnection, group: list[_Entry]) -> list[Callback]:
         number = self._commits + 1
+        began_s = time.monotonic()
         connection.begin()
         if not leadership.claim_commit(connection, self._term, number):
             row = leadership.read_leader(connection)
@@ -510,6 +548,7 @@ class GroupCommitStore:
                 raise
         self._doubt = None
         self._commits = number
+        self._renew_lease(began_s)
         self._mark_up()  # before the callbacks: what is sent after them is not refused
         self.transactions += 1
         self.works += len(group)
@@ -540,7 +579,8 @@ class GroupCommitStore:
         if self._down is None or type(self._down) is not type(down):
             log.warning("%s", down)
         self._down = down
-        self._opened.set()
+        if not isinstance(down, _InUse) or time.monotonic() >= self._open_until_s:
+            self._opened.set()
         in_doubt = self._doubt.works if self._doubt is not None else 0
         entries = list(enumerate(pending))
         refused = [(done, down, False) for i, (_, done, must) in entries if i >= in_doubt and not must and done is not None]

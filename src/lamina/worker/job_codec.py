@@ -7,7 +7,7 @@ same bytes; a test keeps it so.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from lamina import encoding
 from lamina.errors import BadValue, LaminaError
 from lamina.expr import Absent, Leaf, evaluate
 from lamina.ipc.framing import MAX_FRAME_BYTES
+from lamina.sdk.app_state import BatchState, StateChanges
 from lamina.sdk.user_errors import user_trace
 from lamina.values.references import DeviceRef, ErrorInfo, ShmRef, Stored
 from lamina.values.shm import INLINE_BYTES, ShmPool
@@ -50,6 +51,11 @@ def decode_arguments(job: JobFrame, open_value: Callable[[Stored], Any]) -> dict
     if job.args is None:
         return {name: open_value(value) for (_, name), value in job.leaves}
     return {name: evaluate(expr, look_up) for name, expr in job.args.items()}
+
+
+def changes_of(state: BatchState, results: Sequence[object]) -> list[StateChanges]:
+    """What the jobs of a batch have read and changed of the state; of one that failed, nothing."""
+    return state.changes(lambda place: not isinstance(results[place], ErrorInfo))
 
 
 def encode_results(pool: ShmPool, outputs: list[Any]) -> list[bytes | ShmRef | DeviceRef | ErrorInfo]:

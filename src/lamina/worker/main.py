@@ -30,13 +30,13 @@ from lamina import encoding
 from lamina.errors import BadValue, LaminaError, UnknownTarget
 from lamina.ipc.confinement import Confinement, enter
 from lamina.ipc.framing import FrameChannel, StopProcess, read_mask
-from lamina.sdk.app_state import RefusedTransaction, StateCell, StateKey, Transaction
-from lamina.sdk.context import BatchContext, active_context
+from lamina.sdk.app_state import WHICH_REQUEST, BatchState, StateCell, StateKey
+from lamina.sdk.context import BatchContext, active_context, requests_again
 from lamina.sdk.spans import InnerSpan
 from lamina.values.references import DeviceRef, ErrorInfo, ReleaseSlots, ShmRef, Stored
 from lamina.values.shm import ShmPool, ShmReader
 from lamina.worker.cpu_affinity import WorkerAffinity
-from lamina.worker.job_codec import decode_arguments, encode_results, error_info
+from lamina.worker.job_codec import changes_of, decode_arguments, encode_results, error_info
 from lamina.worker.otel_context import attach_trace
 from lamina.worker.output_tags import finish_tagged_output, show_logging, tag_output
 from lamina.worker.protocol import (
@@ -46,10 +46,8 @@ from lamina.worker.protocol import (
     BufferRead,
     BufferWrite,
     CancelStream,
-    CommitResult,
     ResultChunk,
     RunBatch,
-    StateChanges,
     StateRead,
     StateValue,
     StreamInput,
@@ -71,12 +69,6 @@ HEARTBEAT_EVERY_S = 0.05
 
 MAPPED_BYTES = 4 * 2**30
 """Of buffers that stay mapped in a worker. The system drops what it needs the memory of, and reads it again."""
-
-MAX_TRIES = 16
-"""Of a step that finds what it has read out of date. Each time another step has committed, so it ends."""
-
-
-NO_STATE = ("state: a batched function has none", "give it batch=1: a transaction belongs to one request")
 
 
 class WorkerSetup(Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,12 +93,12 @@ class WorkerSetup(Struct, frozen=True, forbid_unknown_fields=True):
 class BatchChannel:
     """The channel of one batch. It may be used by threads of the batch's own."""
 
-    def __init__(self, channel: FrameChannel, batch: RunBatch, has_state: bool) -> None:
+    def __init__(self, channel: FrameChannel, batch: RunBatch) -> None:
         self._channel = channel
         self._batch_id = batch.batch_id
         self._lock = threading.Lock()
         self._last_heartbeat_s = 0.0
-        self.transaction = Transaction(self) if has_state else RefusedTransaction(*NO_STATE)
+        self.state = BatchState(self._read_state)
 
     def heartbeat(self) -> None:
         now_s = time.monotonic()
@@ -114,9 +106,9 @@ class BatchChannel:
             self._last_heartbeat_s = now_s
             self._channel.send(BatchHeartbeat(self._batch_id))
 
-    def read(self, place: StateKey) -> StateCell:
+    def _read_state(self, place: int, key: StateKey) -> StateCell:
         with self._lock:
-            self._channel.send(StateRead(self._batch_id, *place))
+            self._channel.send(StateRead(self._batch_id, place, 0, *key))
             answer: StateValue = self._channel.wait_for(StateValue)
             return answer.cell
 
@@ -130,13 +122,6 @@ class BatchChannel:
         with self._lock:
             self._channel.send(BufferWrite(self._batch_id, job_id, key, value))
             _checked_answer(self._channel.wait_for(BufferAnswer))
-
-    def changes(self, results: Sequence[object], can_rerun: bool) -> StateChanges | None:
-        """State changes to apply with the result; none if there is nothing, or if the step failed."""
-        made = self.transaction
-        if not (made.reads or made.ops) or any(isinstance(result, ErrorInfo) for result in results):
-            return None
-        return StateChanges([(*place, version) for place, version in made.reads.items()], made.ops, can_rerun)
 
 
 def _checked_answer(answer: BufferAnswer) -> tuple[str, str]:
@@ -167,14 +152,6 @@ class BatchBuffers:
                 self._pool.free(value.slot)
 
 
-def must_rerun(channel: FrameChannel, done: BatchDone) -> bool:
-    """Has the gateway found a read out of date? It is asked only where that can be."""
-    if done.state is None or not done.state.reads:
-        return False
-    settled: CommitResult = channel.wait_for(CommitResult)
-    return settled.must_rerun
-
-
 class FunctionWorker:
     def __init__(
         self, setup: WorkerSetup, channel: FrameChannel, function: Function[..., Any], runner: Runner, cores: WorkerAffinity
@@ -183,7 +160,7 @@ class FunctionWorker:
         self._channel = channel
         self._runner = runner
         self._can_rerun = function.spec.idempotent
-        self._has_state = function.spec.max_batch == 1
+        self._is_batched = function.spec.max_batch > 1
         self._device = setup.device
         self._cores = cores
         self._pool = ShmPool(setup.folder, setup.owner, setup.pool_bytes, setup.spill_bytes)
@@ -207,7 +184,7 @@ class FunctionWorker:
                     if ready and not self._channel.read():
                         return
                 case RunBatch():
-                    self.run_until_committed(frame)
+                    self._channel.send(self.run(frame))
                 case ReleaseSlots():
                     self.release(frame)
                 case CancelStream() | StreamInput():
@@ -215,34 +192,25 @@ class FunctionWorker:
                 case StopProcess():
                     return
 
-    def run_until_committed(self, batch: RunBatch) -> None:
-        """Run a batch, again if what it has read of the state was out of date by its end."""
-        for tries in range(1, MAX_TRIES + 1):
-            done = self.run(batch, can_rerun=self._can_rerun and tries < MAX_TRIES)
-            self._channel.send(done)
-            if not must_rerun(self._channel, done):
-                return
-            self.release(ReleaseSlots([result.slot for result in done.results if isinstance(result, ShmRef)]))
-
     def release(self, frame: ReleaseSlots) -> None:
         for slot in frame.retired:
             self._pool.retire(slot)
         for slot in (*frame.slots, *frame.retired):
             self._pool.free(slot)
 
-    def run(self, batch: RunBatch, can_rerun: bool = False) -> BatchDone:
+    def run(self, batch: RunBatch) -> BatchDone:
         """Run a batch. All the time it takes is time on the slice: values are decoded and encoded there too."""
         started_ns = time.perf_counter_ns()
         units = self._cores.apply(read_mask(batch.mask))
         shared = [stored for job in batch.jobs for _, stored in job.leaves if isinstance(stored, ShmRef)]
-        link = BatchChannel(self._channel, batch, self._has_state)
+        link = BatchChannel(self._channel, batch)
         results = self._results(batch, units, link)
         still_viewed = [ref for ref in shared if self._reader.is_viewed(ref)]
         device_us = (time.perf_counter_ns() - started_ns) // 1000
         spans = self._spans
         if spans:
             self._spans = []
-        return BatchDone(batch.batch_id, device_us, results, still_viewed, link.changes(results, can_rerun), spans)
+        return BatchDone(batch.batch_id, device_us, results, still_viewed, changes_of(link.state, results), spans)
 
     def _results(self, batch: RunBatch, units: int, link: BatchChannel) -> list[bytes | ShmRef | ErrorInfo]:
         """Results of a batch. In a frame of its own: when it returns, nothing of ours refers to the inputs any more."""
@@ -257,11 +225,13 @@ class FunctionWorker:
             except Exception as error:
                 outputs[index] = error
         ends_s = min((job.deadline_us for job in batch.jobs if job.deadline_us), default=math.inf) / 1e6
-        call_ids = tuple([job.call_id for job in batch.jobs])
+        jobs = [batch.jobs[index] for index in calls]
+        call_ids = tuple([job.call_id for job in jobs])
+        transaction = WHICH_REQUEST if self._is_batched else link.state.transaction(0)
         emit = self._emit_for(batch) if batch.jobs[0].is_streaming else None
         context = BatchContext(
-            *(units, len(calls), call_ids, self._device, 0, ends_s, link.heartbeat, link.transaction),
-            *(batch.jobs, self._spans, self._function, BatchBuffers(link, batch, list(calls), self._mapped, self._pool)),
+            *(units, len(calls), call_ids, self._device, 0, ends_s, link.heartbeat, transaction, jobs, self._spans),
+            *(self._function, BatchBuffers(link, batch, list(calls), self._mapped, self._pool), link.state, tuple(calls)),
         )
         with active_context(context), attach_trace(context):
             for index, output in zip(calls, self._outputs(list(calls.values()), emit), strict=True):
@@ -298,7 +268,11 @@ class FunctionWorker:
         except BaseException as error:  # KeyboardInterrupt too: a function may end its call, not its worker
             if len(calls) == 1 or not self._can_rerun:
                 return [error] * len(calls)
-        return [output for call in calls for output in self._outputs([call], emit)]
+        outputs = []
+        for index, call in enumerate(calls):
+            with requests_again([index]):
+                outputs += self._outputs([call], emit)
+        return outputs
 
 
 def load(setup: WorkerSetup) -> tuple[Function[..., Any], Runner]:

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from lamina.expr import Expr, Leaf
 from lamina.ipc.framing import FrameReader, Natural, StopProcess, WireMask
-from lamina.sdk.app_state import StateCell, StateChange
+from lamina.sdk.app_state import StateCell, StateChanges
 from lamina.sdk.spans import InnerSpan
 from lamina.values.references import DeviceRef, ErrorInfo, ReleaseSlots, ShmRef, Stored
 
@@ -64,25 +64,15 @@ class WorkerLoadFailed(Struct, frozen=True, array_like=True, forbid_unknown_fiel
     error: ErrorInfo
 
 
-class StateChanges(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """State transaction of a step: what it has read (scope, key, version), and what it changes.
-
-    If a read is out of date by now, the worker is sent `CommitResult(must_rerun=True)` and runs the step again, if it
-    `can_rerun`; without reads nothing can be out of date, and nothing is sent."""
-
-    reads: list[tuple[str, str, Natural]]
-    ops: list[StateChange]
-    can_rerun: bool = True
-
-
 class BatchDone(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=6):
-    """Results of a batch, one per job, in order. `still_viewed` are slots the user's code still reads after the batch."""
+    """Results of a batch, one per job, in order. `still_viewed` are slots the user's code still reads after the batch. `state`:
+    what its jobs have read and changed of the state, in their order; of a job that failed, nothing."""
 
     batch_id: Natural
     device_us: Natural
     results: list[bytes | ShmRef | DeviceRef | ErrorInfo]
     still_viewed: list[ShmRef] = []
-    state: StateChanges | None = None
+    state: list[StateChanges] = []
     spans: list[InnerSpan] = []  #: parts of it that the function wants to be seen
 
 
@@ -102,19 +92,19 @@ class BatchHeartbeat(Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class StateRead(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=31):
-    """Read request for a key of the state. Answered by `StateValue`; the worker waits for it."""
+    """Read request for a key of the state, for the job at a place of its batch. Answered by `StateValue`, under the number of the
+    question; what asks waits for it."""
 
     batch_id: Natural
+    place: Natural
+    question: Natural
     scope: str
     key: str
 
 
 class StateValue(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=32):
+    question: Natural
     cell: StateCell
-
-
-class CommitResult(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=33):
-    must_rerun: bool
 
 
 class BufferRead(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=34):
@@ -142,7 +132,7 @@ class BufferAnswer(Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     error: ErrorInfo | None = None
 
 
-ToWorker = BufferAnswer | RunBatch | ReleaseSlots | StopProcess | CancelStream | StreamInput | StateValue | CommitResult
+ToWorker = BufferAnswer | RunBatch | ReleaseSlots | StopProcess | CancelStream | StreamInput | StateValue
 FromWorker = (
     WorkerReady | WorkerLoadFailed | BatchDone | ResultChunk | BatchHeartbeat | InputTaken | StateRead | BufferRead | BufferWrite
 )

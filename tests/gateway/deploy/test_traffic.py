@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.errors import BadValue
@@ -18,6 +18,7 @@ from lamina.gateway.observability.metrics import CallOutcomes
 from lamina.gateway.routes.targets import CallTarget, TrafficSplit
 from lamina.types import Slo
 from tests.gateway.deploy.admin_fixture import Managed, managed
+from tests.properties import examples
 from tests.serving import run
 
 APP = """
@@ -200,7 +201,7 @@ def target(name: str) -> CallTarget:
     return CallTarget(name, "function", (), Slo())
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4))
 def test_of_any_round_of_calls_each_version_gets_exactly_its_weight(weights: list[int]) -> None:
     arms = [(target(f"v{index}"), float(weight)) for index, weight in enumerate(weights)]
@@ -215,7 +216,6 @@ def test_an_asynchronous_run_stays_with_the_stable_version() -> None:
     assert split.choose({b"prefer": b"respond-async"}).name == "a" and split.choose({}).name == "b"
 
 
-@settings(max_examples=100, deadline=None)
 @given(*[st.integers(0, 200)] * 4, st.floats(0, 1), st.floats(0, 1), st.integers(1, 300))
 def test_a_breach_is_told_when_a_share_is_over_its_limit_and_never_on_too_few_calls(
     met: int, late: int, refused: int, failed: int, attainment: float, errors: float, after: int

@@ -58,6 +58,17 @@ def shout(text: Annotated[list, Tensor("BYTES", [-1])]) -> Annotated[list, Tenso
 
 
 @app.function(scale=lamina.Scale(max=1))
+def greet(prompt: str) -> str:
+    "Takes text as it is."
+    return f"hello {prompt}"
+
+
+@app.function(batch=4, scale=lamina.Scale(max=1))
+def greet_all(prompt: list[str]) -> list[str]:
+    return [f"hello {one}" for one in prompt]
+
+
+@app.function(scale=lamina.Scale(max=1))
 def untyped(x, y=3):
     return {"x": x, "y": y}
 

@@ -58,6 +58,16 @@ async def infer_binary() -> None:
 
 
 @operation
+async def infer_a_str() -> None:
+    for binary in (True, False):
+        prompt = InferInput("prompt", [1], "BYTES")
+        prompt.set_data_from_numpy(np.array(["you"], dtype=np.object_), binary_data=binary)
+        response = await client().infer(URL, InferRequest("greet", [prompt]), model_name="greet")
+        (text,) = response.outputs[0].as_numpy().tolist()
+        assert text in ("hello you", b"hello you"), text
+
+
+@operation
 def wrong_shapes_are_refused() -> None:
     wrong = request(True, 3)
     fails(lambda: asyncio.run(client().infer(URL, wrong, model_name="simple")), Exception, "shape [1, 3]")

@@ -43,6 +43,7 @@ for name, asks, answers, *_ in load_schema().methods:
 """
 
 
+@pytest.mark.live
 @needs("tritonclient", "grpc")
 def test_names_numbers_and_types_are_the_public_ones_and_both_fit_into_one_process() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", COMPARE], capture_output=True, text=True, check=False)
@@ -111,6 +112,7 @@ def test_raw_and_typed_contents_do_not_mix() -> None:
         decode_tensors(message)
 
 
+@pytest.mark.live
 def test_importing_lamina_does_not_bring_protobuf() -> None:
     check = "import lamina.gateway.bootstrap, sys; sys.exit('google.protobuf' in sys.modules or 'grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -71,6 +71,12 @@ def infer() -> None:
 
 
 @operation
+def infer_a_str() -> None:
+    result = client.infer("greet", [put("prompt", np.array(["you"], dtype=np.object_), "BYTES")])
+    assert result.as_numpy("output").tolist() == [b"hello you"]
+
+
+@operation
 def infer_compressed() -> None:
     check_simple(client.infer("simple", simple(), compression_algorithm="gzip"))
 

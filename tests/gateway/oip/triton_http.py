@@ -125,6 +125,16 @@ def infer_text() -> None:
 
 
 @operation
+def infer_a_str() -> None:
+    for binary in (True, False):
+        prompt = put("prompt", np.array(['d\u00fa "1"'], dtype=np.object_), "BYTES", binary)
+        (text,) = client.infer("greet", [prompt]).as_numpy("output").tolist()
+        assert text == 'hello d\u00fa "1"'.encode()
+    rows = put("prompt", np.array([["a"], ["3"]], dtype=np.object_), "BYTES")
+    assert client.infer("greet_all", [rows]).as_numpy("output").tolist() == [[b"hello a"], [b"hello 3"]]
+
+
+@operation
 def infer_a_batch() -> None:
     rows = np.random.default_rng(1).random((40, 4), np.float32)
     assert same(client.infer("double", [put("x", rows, "FP32")]).as_numpy("output"), 2 * rows)

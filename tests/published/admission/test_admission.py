@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina import policies
@@ -263,7 +263,6 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(steps, st.booleans())
 def test_with_exact_times_no_admitted_call_is_late_or_too_dear(calls: list[tuple[int, int, float, int]], chained: bool):
     world = World().build(names=("a", "b"), flows=[cascade()])
@@ -281,7 +280,6 @@ def test_with_exact_times_no_admitted_call_is_late_or_too_dear(calls: list[tuple
             assert not limits[call] or end.cost <= limits[call] * 1.000001
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 8), st.integers(0, 100), st.integers(1, 40), st.integers(0, 3), st.booleans()), max_size=30)
 )

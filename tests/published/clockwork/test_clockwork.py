@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from lamina import policies
-from lamina.core.actions import Reject, Reply
+from lamina.core.actions import Load, Reject, Reply, StartBatch
 from lamina.core.workflow.flow import Flow, Task
 from lamina.sim.run import run
 from lamina.sim.scenario import parse
-from lamina.types import DeviceSpec, FunctionSpec, SliceLimits
+from lamina.types import DeviceSpec, FunctionSpec, QuotaSpec, ScaleSpec, SliceLimits
 from tests.script import BIG_GPU, GPU, Script, a_function
 from tests.sim.conftest import PAGES, SMALL
 
@@ -139,3 +139,45 @@ def test_every_invariant_holds_under_load(compat: bool):
     scenario = parse(SMALL + PAGES)
     summary = run(scenario, policy="clockwork", options={"compat": compat}, calls=300, check=True)
     assert summary.total.answered > 0
+
+
+def loads_of(script: Script) -> list[str]:
+    return [action.function for _, action in script.all(Load)]  # type: ignore[attr-defined]
+
+
+def test_a_model_whose_jobs_wait_for_their_quota_is_not_idle(script: Script):
+    limited = a_function(quota=QuotaSpec(limit=0.05, window_us=4_000 * MS), scale=ScaleSpec(max=1, idle_us=10 * MS))
+    clockwork(script, limited, warm=False, takes={"f": 300 * MS}, loads={"f": MS})
+    script.at(0).arrives("c1", "c2", "c3", within_us=60_000 * MS)
+    script.at(50_000 * MS)
+    starts_us = [at_us for at_us, _ in script.all(StartBatch)]
+    assert starts_us[2] > 5_000 * MS  # the second was sent before the first had used the quota up
+    assert script.ending("c3") == "reply"
+    assert loads_of(script) == ["f"]
+
+
+def test_models_over_their_quota_do_not_take_turns_to_load(script: Script):
+    quota = QuotaSpec(limit=0.05, window_us=400 * MS)
+    functions = [a_function(name, quota=quota, memory_mib=600) for name in "fg"]
+    clockwork(script, *functions, warm=False, takes={"f": 30 * MS, "g": 30 * MS}, loads={"f": MS, "g": MS})
+    for target in "fg":
+        script.at(script.now_us).arrives(*(f"{target}{number}" for number in range(3)), target=target, within_us=60_000 * MS)
+    script.at(50_000 * MS)
+    assert {script.ending(f"{target}{number}") for target in "fg" for number in range(3)} == {"reply"}
+    assert len(loads_of(script)) <= len(script.batches)
+
+
+@pytest.mark.parametrize(("g_within_ms", "h_within_ms", "order"), [(50_000, 60_000, "fgh"), (60_000, 50_000, "fghg")])
+def test_what_was_loaded_for_a_job_makes_room_only_for_a_more_urgent_one(
+    script: Script, g_within_ms: int, h_within_ms: int, order: str
+):
+    """The GPU is busy for five seconds with `f`; there is memory for one more."""
+    functions = [a_function(name, memory_mib=500) for name in "fgh"]
+    takes = {"f": 5_000 * MS, "g": 30 * MS, "h": 30 * MS}
+    clockwork(script, *functions, warm=False, takes=takes, loads=dict.fromkeys("fgh", MS))
+    script.at(0).arrives("c1", target="f", within_us=60_000 * MS)
+    script.at(100 * MS).arrives("c2", target="g", within_us=g_within_ms * MS)
+    script.at(200 * MS).arrives("c3", target="h", within_us=h_within_ms * MS)
+    script.at(20_000 * MS)
+    assert [script.ending(f"c{number}") for number in (1, 2, 3)] == ["reply"] * 3
+    assert "".join(loads_of(script)) == order

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -22,6 +22,7 @@ from lamina.sim.scenario import Scenario
 from lamina.sim.workload import Workload as Arrivals
 from lamina.sim.workload import steps
 from lamina.types import DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits, Slo
+from tests.properties import examples
 from tests.script import Script, a_function
 
 MS = 1_000
@@ -141,7 +142,7 @@ SIZES = [(2, 1), (1, 1), (2, 2), (1, 2), (2, 4), (1, 4)]
 """Batch and units, slowest first."""
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60)
 @given(st.integers(0, 10**9))
 def test_the_first_choice_is_that_of_brute_force(seed: int):
     """Over batches and units of up to three steps in a row, with one job or several waiting."""

@@ -8,7 +8,7 @@ from bisect import insort
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.core.workflow.flow import Flow, Task
@@ -16,9 +16,10 @@ from lamina.planner.configs import ConfigArrays
 from lamina.planner.workflow_frontier import plan_workflow
 from lamina.published.esg.path_search import LaterStages, brute_force, esg_1q, least_by_first
 from tests.planner.reference import configs
+from tests.properties import examples
 
 seeds = st.integers(0, 10**9)
-many = settings(max_examples=400, deadline=None, derandomize=True)
+many = examples(400)
 K = (1, 2, 5, 10)
 
 

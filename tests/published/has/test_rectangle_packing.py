@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.published.has.rectangle_packing import Rectangle, RectanglePacking
+from tests.properties import examples
 
 WIDTH, HEIGHT = 10, 8
 
@@ -63,7 +64,7 @@ def test_the_free_rectangles_are_empty(steps: list[tuple[int, int] | int]):
     assert all(cells(space) <= empty_cells(packing) for space in packing.free)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(STEPS)
 def test_restructured_the_free_space_is_every_maximal_rectangle(steps: list[tuple[int, int] | int]):
     packing = play(RectanglePacking(6, 5), [(min(6, s[0]), min(5, s[1])) if isinstance(s, tuple) else s for s in steps[:14]])
@@ -71,7 +72,7 @@ def test_restructured_the_free_space_is_every_maximal_rectangle(steps: list[tupl
     assert set(packing.free) == maximal_by_brute_force(packing)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.lists(SIZES, max_size=10))
 def test_splitting_alone_keeps_every_maximal_rectangle(sizes: list[tuple[int, int]]):
     packing = RectanglePacking(6, 5)
@@ -86,7 +87,7 @@ def test_no_free_rectangle_lies_in_another(steps: list[tuple[int, int] | int]):
     assert not any(a is not b and a.contains(b) for a in free for b in free)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(STEPS, SIZES)
 def test_a_pod_is_turned_away_only_if_it_fits_nowhere(steps: list[tuple[int, int] | int], size: tuple[int, int]):
     packing = play(RectanglePacking(WIDTH, HEIGHT), steps)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lamina.server.http2.connection import FrameBudget, Http2Connection, Http2Limits
+from lamina.server.http2.connection import Http2Connection, Http2Limits
 from lamina.server.http2.frames import (
     ACK,
     CONTINUATION,
@@ -28,6 +28,7 @@ from lamina.server.http2.frames import (
 )
 from lamina.server.http2.hpack import encode
 from lamina.server.http2.stream import Http2Stream
+from lamina.server.turn_budget import TurnBudget
 
 HEAD = encode([(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/x")])
 TAIL = encode([(b"grpc-status", b"0")])
@@ -102,7 +103,7 @@ class Talk:
 
     def opened(self, limits: Http2Limits) -> Http2Connection:
         """A connection on a clock that stands still: frames take no time, and nuisances do not refill."""
-        budget = FrameBudget(lambda turn: None, lambda: self.now_s)
+        budget = TurnBudget(lambda turn: None, lambda: self.now_s)
         connection = Http2Connection(self._taken, limits, set(), 1.0, budget)
         connection.connection_made(self.pipe)  # type: ignore[arg-type]
         return connection

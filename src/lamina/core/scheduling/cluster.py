@@ -16,6 +16,7 @@ from lamina.core.policy import LoadInstance, ResizeInstance, ReturnDevice, Start
 from lamina.core.scheduling.jobs import QUEUED, start
 from lamina.core.scheduling.leases import Device, slice_label
 from lamina.core.scheduling.queues import DispatchQueue
+from lamina.core.scheduling.slots import gives_way
 from lamina.core.scheduling.state import Batch, ControllerState, FunctionState, Instance
 from lamina.core.token_bucket import time_share_bucket
 from lamina.errors import PolicyError
@@ -64,10 +65,14 @@ class Cluster:
             transfer_us=transfer_us,
             early_us=int(predicted_us * (1 - function.usual_part)),
             part=parts / WHOLE_UNIT,
+            gives_way=bool(instance.segment_us) and behind is None and gives_way(function, instance),
         )
         if behind is not None:
             batch.book_behind(behind)
             device.expect_return(behind.id, batch.expected_end_us)
+        elif batch.gives_way:
+            batch.begin(now_us)
+            device.lease_yielding(batch.id, batch.mask, batch.cores)
         else:
             batch.begin(now_us)
             device.lease(batch.id, batch.mask, batch.cores, parts, batch.ready_us + predicted_us)
@@ -90,6 +95,8 @@ class Cluster:
                 transfer_us,
                 delay,
                 batch.part,
+                batch.gives_way,
+                device.overlapping(batch.mask, gives_way=batch.gives_way) if batch.gives_way or device.yielding else (),
             )
         )
         return batch
@@ -118,7 +125,10 @@ class Cluster:
             raise PolicyError(f"{instance.id} has all the batches it may run at once")
         if slot.cores and not 0 < slot.cores <= (device.cores_free if behind is None else behind.cores):
             raise PolicyError(f"{device.spec.id} has no {slot.cores} cores to spare")
-        if behind is None:
+        if instance.segment_us and behind is None and gives_way(function, instance):
+            if mask & ~device.open_to_yielding(instance.id):
+                raise PolicyError(f"{slice_label(device.spec.id, mask)} has a batch that gives way, or is reserved for another")
+        elif behind is None:
             is_taken = mask & device.busy and mask & ~device.open_units(parts)
             if is_taken or (device.homes and mask & device.reserved_units(instance.id)):
                 raise PolicyError(f"{slice_label(device.spec.id, mask)} is busy, or reserved for another")
@@ -148,6 +158,10 @@ class Cluster:
 
     # -------------------------------------------------------------- instances
 
+    def on_segmented(self, instance: Instance) -> None:
+        """Its batches may start where they could not."""
+        self._dispatch_queue.device_changed(self._state.devices[instance.device])
+
     def load_instance(self, decision: LoadInstance) -> Instance:
         function = _known(self._state.functions, decision.function)
         device = _known(self._state.devices, decision.device)
@@ -173,6 +187,7 @@ class Cluster:
             quota=quota,
             bucket=time_share_bucket(quota, None, self._view.now_us),
             version=spec.version,
+            is_adopted=bool(adopts),
         )
         device.add_instance(instance.id, spec.memory_mib)
         if mask:

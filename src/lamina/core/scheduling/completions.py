@@ -8,12 +8,13 @@ run, so it counts at once; the slice stays with the one before it.
 from __future__ import annotations
 
 from lamina.core.device_pace import DevicePace
-from lamina.core.events import BatchFinished, InstanceReady, JobOutcome
+from lamina.core.events import BatchFinished, InstanceReady, InstanceSegmented, JobOutcome
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import PrepareRole, View
 from lamina.core.rolling_update import RollingUpdate
 from lamina.core.scheduling.calls import Tenancy
 from lamina.core.scheduling.cluster import Cluster
+from lamina.core.scheduling.failures import Failures
 from lamina.core.scheduling.jobs import RunDefects
 from lamina.core.scheduling.leases import slice_label
 from lamina.core.scheduling.state import Batch, ControllerState
@@ -27,12 +28,14 @@ class Completions:
         cluster: Cluster,
         tenancy: Tenancy,
         rolling_update: RollingUpdate,
+        failures: Failures,
         prepares: PrepareRole | None,
     ) -> None:
         self._state = state
         self._view = view
         self._cluster = cluster
         self._tenancy = tenancy
+        self._failures = failures
         self._prepares = prepares
         self._rolling_update, self._pace = rolling_update, DevicePace()
 
@@ -54,6 +57,8 @@ class Completions:
         defects: dict[str, Exception] = {}
         for index, job in enumerate(batch.jobs):
             run = job.run
+            if outcomes and outcomes[index].is_stale and job.id in run.jobs and self._failures.rerun_stale(batch, job, cost):
+                continue
             if not run.finish_job(job, batch.started_us, count, label, device.id, cost):
                 continue  # its run has ended meanwhile
             try:
@@ -79,7 +84,9 @@ class Completions:
                 )
             if batch.predicted_us:
                 function.on_prediction(batch.predicted_us, usual_us + batch.transfer_us)
-            if batch.started_us == batch.sent_us:  # not booked: then all the rest of its time was the way
+            if batch.gives_way:
+                pass  # it was paused meanwhile
+            elif batch.started_us == batch.sent_us:  # not booked: then all the rest of its time was the way
                 batch.device.observe_way(now_us - batch.sent_us - batch.transfer_us - usual_us)
             elif usual_us < device_us:
                 batch.device.observe_way(device_us - usual_us)
@@ -87,6 +94,12 @@ class Completions:
             instance.bucket.charge(now_us, device_us)
         if self._tenancy.enabled:
             self._tenancy.on_batch_finished(now_us, batch, device_us)
+
+    def on_instance_segmented(self, event: InstanceSegmented) -> None:
+        instance = self._state.instances.get(event.instance)
+        if instance is not None:
+            instance.on_segmented(event.segment_us)
+            self._cluster.on_segmented(instance)
 
     def on_instance_ready(self, event: InstanceReady) -> None:
         instance = self._state.instances.get(event.instance)

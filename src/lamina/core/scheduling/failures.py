@@ -3,8 +3,10 @@
 - When an instance is lost, its jobs run again if that is safe and can still be in time: a batch is halved each time it
   kills its worker, so that a poisonous job ends up alone; alone it may try once more, then its call fails. What had not
   begun, or ran beside others, is not blamed.
-- A function whose loads keep dying is loaded less and less often; after a few in a row its callers are told.
+- A function whose loads keep dying is loaded less and less often; after a few in a row its callers are told. Other machines are
+  tried before one where it failed: a full disk or a broken driver is that machine's failure.
 - A hung batch or load has its instance killed, which is then lost like any other.
+- A job that has read state which was changed before its end runs again, without those that were in its batch.
 """
 
 from __future__ import annotations
@@ -16,16 +18,24 @@ from lamina.core.policy import View
 from lamina.core.rolling_update import RollingUpdate
 from lamina.core.scheduling.calls import CallRegistry
 from lamina.core.scheduling.cluster import Cluster
+from lamina.core.scheduling.jobs import Job
 from lamina.core.scheduling.queues import DispatchQueue
-from lamina.core.scheduling.state import Batch, ControllerState, Instance
+from lamina.core.scheduling.state import Batch, ControllerState, FunctionState, Instance
 
 BACKOFF_US = (0, 100_000, 200_000, 400_000, 800_000, 1_600_000, 3_200_000, 6_400_000, 12_800_000, 30_000_000)
 
 LOAD_TIMEOUT_US = 600_000_000
 """A load that takes longer hangs, and would hold its function's calls for ever."""
 
+AVOID_US = 60_000_000
+"""How long other machines are preferred to one where a load failed."""
+
 MAX_CRASHES = 5
 """Loads that die in a row before the calls waiting for the function are failed rather than kept."""
+
+
+MAX_STALE_READS = 16
+"""Of a job: each time another has committed, so it ends; but it may be the same one for ever."""
 
 
 class Failures:
@@ -60,7 +70,10 @@ class Failures:
         function = self._state.functions[instance.function]
         function.on_crash(self._view.now_us, BACKOFF_US)
         lost_loading = instance.phase is InstancePhase.LOADING
-        self.remove_lost([instance], event.reason)
+        is_machines_failure = lost_loading and not instance.killed and self._avoid_machine(function, instance)
+        self.remove_lost([instance], "device-failed" if is_machines_failure else event.reason)
+        if is_machines_failure:
+            self._rolling_update.resume(function)
         if lost_loading and function.consecutive_crashes >= MAX_CRASHES and not function.instances:
             for job in function.queue.jobs():
                 if job.id in job.run.jobs:
@@ -68,6 +81,12 @@ class Failures:
                     job.run.owner.on_job_failed(job.run, job, "load-failed")
         elif len(function.queue) or function.spec.scale.min:
             self._dispatch_queue.needs_instance(function.spec.name)
+
+    def _avoid_machine(self, function: FunctionState, instance: Instance) -> bool:
+        devices = self._state.devices
+        family = function.spec.fits_family
+        machines = {one.spec.node for one in devices.values() if one.takes_instances and family(one.spec.family)}
+        return function.avoid(devices[instance.device].spec.node, self._view.now_us + AVOID_US, machines)
 
     def remove_lost(self, instances: list[Instance], reason: str, *, blames: bool = True) -> None:
         for instance in instances:
@@ -115,6 +134,19 @@ class Failures:
                     self._calls.fail(run, FailCall(run.call.id, "deadline", job.node, job.id))
             else:
                 self._dispatch_queue.enqueue(function, job)
+
+    def rerun_stale(self, batch: Batch, job: Job, cost: float) -> bool:
+        """Queue a job again that has read what was changed meanwhile; False: it may not run again, or could not be in time."""
+        function, run = self._state.functions[job.function], job.run
+        fastest_us = self._view.fastest_us(function.spec.name)
+        is_hopeless = job.stale_reads >= MAX_STALE_READS or self._view.now_us + fastest_us > job.expires_us
+        if is_hopeless or not function.spec.idempotent:
+            return False
+        job.requeue()
+        job.on_stale_read(len(batch.jobs))
+        run.on_retry(cost)
+        self._dispatch_queue.enqueue(function, job)
+        return True
 
     def _requeue_unstarted(self, batch: Batch) -> None:
         """Requeue the jobs of a batch that never began: they are not to blame."""

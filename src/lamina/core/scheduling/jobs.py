@@ -90,6 +90,7 @@ class Job(Struct, eq=False):
     execution_id: int = 0  #: node execution of its run that it is done for; 0: a plain step
     batch_limit: int = 0  #: at most so many together: it was in a batch that killed its worker; 0: no such limit
     solo_crashes: int = 0  #: workers that died under it alone
+    stale_reads: int = 0  #: how often it has read state that was changed before its end
     batch_id: int = 0  #: of the batch it is in
     state: JobState = QUEUED
 
@@ -118,6 +119,12 @@ class Job(Struct, eq=False):
             self.batch_limit = max(1, batch_size // 2)
         elif alone:
             self.solo_crashes += 1
+
+    def on_stale_read(self, batch_size: int) -> None:
+        """It has read what another has changed, of its own batch perhaps: half as many together next time."""
+        self.stale_reads += 1
+        if batch_size > 1:
+            self.batch_limit = max(1, batch_size // 2)
 
 
 def start(jobs: list[Job], batch_id: int) -> None:
@@ -182,8 +189,9 @@ class ActiveCall:
         """One of its jobs has waited for a load."""
         self.cold_us = max(self.cold_us, waited_us)
 
-    def on_retry(self) -> None:
+    def on_retry(self, cost: float = 0.0) -> None:
         self.retries += 1
+        self.cost += cost
 
     def end(self) -> None:
         """Its ending has been said."""

@@ -70,6 +70,7 @@ class Device:
         default_factory=list
     )  #: of running batches, soonest first: expected end, batch, units
     returns: list[tuple[int, int, int]] = field(default_factory=list)  #: likewise, after what is booked behind it
+    yielding: dict[int, int] = field(default_factory=dict)  #: batch -> its units, which it gives up for others between segments
     cores: dict[int, int] = field(default_factory=dict)  #: batch -> cores of the host
     cores_busy: int = 0
     is_suspended: bool = False  #: it gives no sign of life: nothing new is sent there
@@ -112,6 +113,23 @@ class Device:
                 kept |= mask
         return kept
 
+    @property
+    def yielding_units(self) -> int:
+        """Units under batches that give way: busy for one another, and free for all others."""
+        found = 0
+        for mask in self.yielding.values():
+            found |= mask
+        return found
+
+    def open_to_yielding(self, instance: str) -> int:
+        """Units that a batch of this instance which gives way may have: busy ones too, and homes that are lent."""
+        return self.all_units & ~self.yielding_units & ~(self.reserved_units(instance) if self.homes else 0)
+
+    def overlapping(self, mask: int, *, gives_way: bool) -> tuple[int, ...]:
+        """Batches on some of these units: those that give way to one there, or to which one that gives way does."""
+        others = self.running if gives_way else self.yielding
+        return tuple([batch_id for batch_id, units in others.items() if units & mask]) if others else ()
+
     def homes_of_others(self, instance: str) -> int:
         """Units reserved for other instances, lent or not. A shared home belongs to all that share it."""
         kept = 0
@@ -141,12 +159,11 @@ class Device:
         free = self.all_units & ~self.busy & ~kept
         return find_block(free, units, limits.aligned, self.spec.units) if free.bit_count() >= units else 0
 
-    def unreserved_block(self, units: int, without: Container[str] = (), *, borrow: bool = False) -> int:
-        """A block that is no home, busy or not; 0 if there is none.
+    def unreserved_block(self, units: int, without: Container[str] = (), *, borrow: bool = False, taken: int = 0) -> int:
+        """A block that is no home, busy or not, nor among the units `taken`; 0 if there is none.
 
         The homes of `without` do not count, nor, to `borrow`, those that are lent.
         """
-        taken = 0
         for owner, mask in self.homes.items():
             if owner not in without and not (borrow and owner in self.lent):
                 taken |= mask
@@ -198,6 +215,15 @@ class Device:
             self.cores[batch_id] = cores
             self.cores_busy += cores
 
+    def lease_yielding(self, batch_id: int, mask: int, cores: int = 0) -> None:
+        """Lease units that are given up between two segments whenever another batch is started there."""
+        assert 0 < mask <= self.all_units, f"{self.spec.id} has no units {mask:b}"
+        assert not mask & self.yielding_units, f"two batches that give way would have the same units of {self.spec.id}"
+        self.yielding[batch_id] = mask
+        if cores:
+            self.cores[batch_id] = cores
+            self.cores_busy += cores
+
     def expect_return(self, batch_id: int, return_us: int) -> None:
         """A batch is booked behind this one, and gives the units back then; 0: it is no longer."""
         end_us, before_us, units = self._times[batch_id]
@@ -206,13 +232,15 @@ class Device:
         insort(self.returns, (return_us or end_us, batch_id, units))
 
     def release(self, batch_id: int) -> int:
+        if self.cores:
+            self.cores_busy -= self.cores.pop(batch_id, 0)
+        if batch_id in self.yielding:
+            return self.yielding.pop(batch_id)
         mask = self.running.pop(batch_id)
         self.busy &= ~(self.shared.give_back(batch_id, mask) if batch_id in self.shared.parts else mask)
         end_us, return_us, units = self._times.pop(batch_id)
         del self.ends[bisect_left(self.ends, (end_us, batch_id, units))]
         del self.returns[bisect_left(self.returns, (return_us, batch_id, units))]
-        if self.cores:
-            self.cores_busy -= self.cores.pop(batch_id, 0)
         return mask
 
     def add_instance(self, instance: str, memory_mib: int) -> None:
@@ -235,7 +263,10 @@ class Device:
             assert index == sorted(index) and len(index) == len(self.running), f"ends on {self.spec.id} are out of order"
         assert busy | self.all_units == self.all_units, f"more units leased than {self.spec.id} has"
         assert self.cores_busy == sum(self.cores.values()) <= self.spec.cores, f"cores of {self.spec.id} are over-committed"
-        assert self.cores.keys() <= self.running.keys(), "cores outlived their batch"
+        assert self.cores.keys() <= {*self.running, *self.yielding}, "cores outlived their batch"
+        assert self.yielding_units.bit_count() == sum(mask.bit_count() for mask in self.yielding.values()), (
+            "overlap gives way twice"
+        )
         kept = 0
         for mask in set(self.homes.values()):
             assert not kept & mask, f"homes overlap on {self.spec.id}"

@@ -70,6 +70,11 @@ class Queue:
         """Number of jobs due sooner than that; of a queue kept by due time."""
         return bisect_left(self._entries, (due_us,))
 
+    def due_from(self, due_us: int, start: int, count: int) -> list[Job]:
+        """Jobs due at that time or later, without the first of them; of a queue kept by due time."""
+        first = bisect_left(self._entries, (due_us,)) + start
+        return [entry[2] for entry in self._entries[first : first + count]]
+
     def slice(self, start: int, count: int) -> list[Job]:
         return [entry[2] for entry in self._entries[start : start + count]]
 

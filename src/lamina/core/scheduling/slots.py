@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from lamina.core.lifecycle import InstancePhase
+from lamina.core.unit_blocks import find_block
 from lamina.types import NEVER_US, WHOLE_UNIT
 
 if TYPE_CHECKING:
@@ -48,6 +49,12 @@ UpcomingUnits = tuple["Instance", "Device", int, int, bool, int, "Batch"]
 """Likewise once a running batch has ended: with the time of that, and the batch."""
 
 
+def gives_way(function: FunctionState, instance: Instance) -> bool:
+    """Do batches of this instance give way to others? Those of a function without an SLO that run in segments do: they are paused
+    for as long as others have units of their slice, so such units are free for others, and only for others."""
+    return instance.segment_us > 0 and not function.spec.slo.latency_us
+
+
 def free_slots(view: View, function: FunctionState, instances: Iterable[Instance] = ()) -> Iterator[FreeUnits]:
     """Units open now, one entry per instance (of these, or all) that could take a batch. An idle home comes alone, and whole.
 
@@ -62,6 +69,13 @@ def free_slots(view: View, function: FunctionState, instances: Iterable[Instance
             continue
         device = devices[instance.device]
         spec = device.spec
+        if instance.segment_us and gives_way(function, instance):
+            limit, cores = function.batches_at_once(device), device.cores_free if spec.cores else 0
+            is_able = not device.is_suspended and (not limit or instance.has_capacity(limit)) and (cores or not spec.cores)
+            mask = find_block(device.open_to_yielding(instance.id), instance.units, spec.limits.aligned, spec.units)
+            if is_able and mask:  # of its own size, as a home: for that its graphs are cut
+                yield instance, device, mask, cores, True
+            continue
         shared = 0
         if device.shared.parts and function.spec.parts < WHOLE_UNIT:
             kept = reserved_units(view, instance, device) if device.homes else 0
@@ -102,7 +116,7 @@ def upcoming_slots(view: View, function: FunctionState, before_us: int) -> Itera
 def _upcoming(view: View, function: FunctionState, instance: Instance, device: Device, before_us: int) -> Iterator[UpcomingUnits]:
     per_batch, home = device.spec.limits.per_batch, device.homes.get(instance.id, 0)
     reach_us = view.now_us + device.way_us
-    if reach_us > before_us or device.is_suspended:
+    if reach_us > before_us or device.is_suspended or (instance.segment_us and gives_way(function, instance)):
         return
     for end_us, batch in _predecessors(view, function, instance, device):
         if end_us > before_us:
@@ -132,6 +146,12 @@ def slots(view: View, function: FunctionState, units: int = 0, cores: int = 0) -
         while instance.phase is InstancePhase.WARM:
             mask, batches = 0, len(instance.batches)
             if instance.has_capacity(function.batches_at_once(device)) and wanted_cores <= device.cores_free:
+                if instance.segment_us and gives_way(function, instance):
+                    kept = device.all_units & ~device.open_to_yielding(instance.id)
+                    mask = find_block(device.all_units & ~kept, wanted, device.spec.limits.aligned, device.spec.units)
+                    if mask:
+                        yield Slot(instance, device, mask, None, now_us + device.way_us, wanted_cores)
+                    break
                 kept = reserved_units(view, instance, device) if device.homes else 0
                 parts = function.spec.parts if function.spec.parts == WHOLE_UNIT else function.spec.parts_on(device.spec)
                 mask = device.find_slice(instance.id, wanted, kept, parts)

@@ -6,7 +6,7 @@ Fields are written by methods of the class that has them; each register of `Cont
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from lamina.core.scheduling.jobs import ActiveCall, Job
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.queues import Queue
 from lamina.core.token_bucket import TokenBucket
-from lamina.types import NEVER_US, WHOLE_UNIT, FunctionSpec
+from lamina.types import NEVER_US, WHOLE_UNIT, DeviceSpec, FunctionSpec
 
 if TYPE_CHECKING:
     from lamina.core.policy import Defer
@@ -60,6 +60,12 @@ class Instance:
     bucket: TokenBucket | None = None  #: keeps it to that
     killed: bool = False  #: its end has been asked for and will be reported
     version: str = ""  #: of the code it was loaded with
+    is_adopted: bool = False  #: it was loaded when its device joined
+    segment_us: int = 0  #: its batches can be paused after so long; 0: they run in one go, as far as is known
+
+    def on_segmented(self, segment_us: int) -> None:
+        """Its batches run in segments of so long at most from now on."""
+        self.segment_us = segment_us
 
     def has_capacity(self, limit: int) -> bool:
         """Whether it may run one batch more, when `limit` may run at once. What it has booked behind others comes on top."""
@@ -123,6 +129,7 @@ class Batch(Struct, eq=False):
     early_us: int = 0  #: how much sooner than predicted batches of its function usually end
     part: float = 1.0  #: of each of its units; others have the rest
     heartbeat_us: int = -1  #: when one of its jobs last said that it is alive
+    gives_way: bool = False  #: it pauses while others have units of its slice
 
     @property
     def expected_end_us(self) -> int:
@@ -224,6 +231,7 @@ class FunctionState:
     owed: TokenBucket | None = None  #: device time it is to have when it asks for it (`Quota(request=)`)
     consecutive_crashes: int = 0  #: a finished batch ends the row
     load_not_before_us: int = 0  #: it crashed too often
+    avoided: dict[str, int] = field(default_factory=dict)  #: nodes where a load failed, and until when others are preferred
     loads_started: int = 0  #: for instance names
     expected_jobs: float = 0.0  #: that runs in flight are yet to bring
     rejections: int = 0  #: since its last batch ended
@@ -240,7 +248,7 @@ class FunctionState:
     def redeploy(self, spec: FunctionSpec) -> None:
         """A new version, and a second chance if it kept crashing."""
         self.spec = spec
-        self.consecutive_crashes = self.load_not_before_us = 0
+        self.forgive()
         self.placements += 1
 
     def set_quota(self, bucket: TokenBucket | None, owed: TokenBucket | None) -> None:
@@ -288,6 +296,25 @@ class FunctionState:
         """An instance was lost: the next load waits longer, the more were lost in a row."""
         self.consecutive_crashes += 1
         self.load_not_before_us = now_us + backoff_us[min(self.consecutive_crashes, len(backoff_us)) - 1]
+
+    def avoid(self, node: str, until_us: int, others: Set[str]) -> bool:
+        """A load failed on a machine: `others` are to be tried first, as long as there is one that has not been. False: there is
+        none, so it is the function's own failure."""
+        self.avoided[node] = until_us
+        if others <= self.avoided.keys():
+            self.avoided.clear()
+        return bool(self.avoided)
+
+    def avoids(self, device: DeviceSpec) -> bool:
+        return bool(self.avoided) and device.node in self.avoided
+
+    def forget_avoided(self, now_us: int) -> None:
+        self.avoided = {node: until_us for node, until_us in self.avoided.items() if until_us > now_us}
+
+    def forgive(self) -> None:
+        """A second chance, if it kept crashing."""
+        self.consecutive_crashes = self.load_not_before_us = 0
+        self.avoided.clear()
 
     def quarantine(self, jobs: int) -> None:
         """One of these killed a worker that ran several batches: one at a time, until all have been tried."""
@@ -382,8 +409,10 @@ class ControllerState:
             assert batch.instance.batches.get(batch.id) is batch, "a batch its instance does not know"
             assert self.instances.get(batch.instance.id) is batch.instance, "a batch on an instance that is gone"
             if batch.started_us >= 0:
-                assert batch.device.running.get(batch.id) == batch.mask, "a running batch without a lease"
-                for at_us, index in ((batch.expected_end_us, batch.device.ends), (batch.slice_free_us, batch.device.returns)):
+                leases = batch.device.yielding if batch.gives_way else batch.device.running
+                assert leases.get(batch.id) == batch.mask, "a running batch without a lease"
+                expected = ((batch.expected_end_us, batch.device.ends), (batch.slice_free_us, batch.device.returns))
+                for at_us, index in expected if not batch.gives_way else ():
                     assert (at_us, batch.id, batch.mask.bit_count()) in index, "its device expects it at another time"
                 assert batch.behind is None
             else:

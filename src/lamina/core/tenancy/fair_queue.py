@@ -78,6 +78,11 @@ class FairQueue(Queue):
         """What would be taken next if `first(start)` were gone: cut by the order of service, which all counts share."""
         return sorted(self._next_jobs(start + count)[start : start + count], key=self._key)
 
+    def due_from(self, due_us: int, start: int, count: int) -> list[Job]:
+        """Likewise, in order of service: a tenant's jobs are not passed over because another one has late ones."""
+        served = self._next_jobs(self.count_due_before(due_us) + start + count)
+        return sorted([job for job in served if job.due_us >= due_us][start : start + count], key=self._key)
+
     def jobs(self) -> list[Job]:
         return self.first(self._count)
 

@@ -122,6 +122,8 @@ def remedies(controller: Controller, told: dict[str, Any]) -> list[dict[str, Any
     elif reason == "queue-full":
         found.append(_remedy("wait", "A longer queue (max_queue), or fewer calls at once."))
         found += _capacity(controller, told.get("target", ""), None, 0.0)
+    elif reason == "overloaded":
+        found.append(_remedy("host", "A faster core for the server's process, or a second server; devices change nothing."))
     elif reason == "deadline":
         found += _capacity(controller, told.get("target", ""), goal_ms, unread_ms)
     elif not offer_ms:

@@ -23,6 +23,7 @@ from lamina.errors import BadValue, LaminaError, NotFound, Unauthorized
 from lamina.gateway.auth import Authenticator
 from lamina.gateway.deploy.deployments import Deployments
 from lamina.gateway.observability.function_logs import FunctionLogs
+from lamina.gateway.routes.codec_pool import check_light_json
 from lamina.gateway.routes.http_codec import check_encoding
 from lamina.gateway.routes.problems import error_problem, make_problem, respond_problem
 from lamina.server.exchange import Exchange, HttpRequest
@@ -142,14 +143,14 @@ class AdminRoutes:
 
     async def _log_in(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> Given:
         given = _body(request)
-        token, visit = await self._access.log_in(_text(given, "name"), _text(given, "password"))
+        token, visit = await self._access.log_in(_text(given, "name"), _text(given, "password"), exchange.address)
         left_s = (visit.until_us - self._access.now_us()) // 1_000_000
         return {"token": token, "expires_s": left_s, **_shown(visit.identity)}
 
     async def _sign_up(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> Given:
         given = _body(request)
         name = _text(given, "name")
-        await self._access.sign_up(name, _text(given, "password"), _text(given, "code"))
+        await self._access.sign_up(name, _text(given, "password"), _text(given, "code"), exchange.address)
         return {"name": name}
 
     async def _log_out(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> Given:
@@ -186,6 +187,7 @@ def _shown(caller: Identity) -> Given:
 def _body(request: HttpRequest) -> Given:
     if not request.body:
         return {}
+    check_light_json(request.body)
     try:
         given = msgspec.json.decode(request.body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from functools import partial
 from typing import cast
 
 from msgspec import Struct
 
-from lamina.errors import StoreDown, Unauthorized
+from lamina.core.actions import Reject
+from lamina.drivers.timer import clock_us
+from lamina.errors import OVERLOADED, StoreDown, Unauthorized
 from lamina.gateway.ingress.messages import (
     MAX_HEADS,
+    CallLevel,
     ClientGone,
     CommitAllowed,
     CommitIntent,
     ControllerMessages,
     HeadCheckReply,
     HeadCheckRequest,
+    HeldBack,
     IngressPayload,
     Payload,
     ReplyConsumed,
@@ -32,6 +37,7 @@ from lamina.gateway.ingress.messages import (
     controller_reader,
     pack_messages,
 )
+from lamina.gateway.ingress.throttle import CallPacer
 from lamina.ipc.framing import FrameError
 from lamina.server.exchange import HttpRequest
 from lamina.server.http1 import OnHeadChecked
@@ -52,6 +58,9 @@ CALL_HEADERS = (
     b"cache-control",
 )
 """Headers of a call that matter once its body has been decoded."""
+
+REPORT_S = 0.05
+"""How often calls that were held back here are reported."""
 
 OnReply = Callable[[ReplyMessage], bool]
 """Handles a message of a reply; returns whether it was the last."""
@@ -87,6 +96,9 @@ class ControllerLink(asyncio.Protocol):
         self._heads: dict[tuple[object, ...], int] = {}
         self._count = 0
         self._out: list[Struct] = []
+        self.pacer = CallPacer()
+        self._held_back: dict[bytes, int] = {}  #: by target: how many were refused here, since it was last reported
+        self._prefix = secrets.token_hex(4)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self.closed = asyncio.Event()
@@ -160,6 +172,28 @@ class ControllerLink(asyncio.Protocol):
         assert isinstance(value, bytes), "what lies on another machine is fetched first"
         return value
 
+    # ---------------------------------------------------------------------- overload
+
+    def pace(self, now_us: int, target: bytes, goal_us: int) -> int | Reject:
+        """How long a call is to wait before it is handed in, or that it is refused."""
+        wait_us = self.pacer.wait_us(now_us, target, goal_us)
+        if not wait_us:
+            return 0
+        if not self._held_back:
+            self._loop.call_later(REPORT_S, self._report_held_back)
+        refused = self._held_back.get(target, 0)
+        if wait_us > 0:
+            self._held_back[target] = refused
+            return wait_us
+        self._held_back[target] = refused + 1
+        self._count += 1
+        return Reject(f"{self._prefix}-{self._count:x}", OVERLOADED, -wait_us, goal_us - wait_us)
+
+    def _report_held_back(self) -> None:
+        held_back, self._held_back = self._held_back, {}
+        for target, refused in held_back.items():
+            self.send(HeldBack(target, refused, f"{self._prefix}-{self._count:x}"))
+
     # ----------------------------------------------------------------------- replies
 
     def data_received(self, data: bytes) -> None:
@@ -178,6 +212,8 @@ class ControllerLink(asyncio.Protocol):
             self._on_release(message)
         elif isinstance(message, RouteTable):
             self._on_routes(message)
+        elif isinstance(message, CallLevel):
+            self.pacer.set_level(clock_us(), message.per_s)
         elif isinstance(message, StopAccepting):
             self._on_stop_accepting()
         elif isinstance(message, CommitIntent):
@@ -226,7 +262,7 @@ class ControllerLink(asyncio.Protocol):
     def _flush(self) -> None:
         out, self._out = self._out, []
         if self._transport is not None:
-            self._transport.write(pack_messages(out, to_ingress=False))
+            self._transport.write(pack_messages(out, to_ingress=False, sent_us=clock_us()))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)

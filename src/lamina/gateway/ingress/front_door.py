@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
-from lamina.cluster.credentials import TlsFiles
+from lamina.cluster.credentials import JoinToken, TlsFiles
 from lamina.cluster.data_port import DataClient, DataPort, join_address
 from lamina.cluster.ingress_connection import IngressConnection, IngressTerms, LeaderConnection
 from lamina.errors import BadValue
@@ -39,7 +39,7 @@ class FrontDoorConfig(Struct, frozen=True, kw_only=True):
 
     name: str
     joins: tuple[str, ...]
-    token: bytes = b""
+    token: JoinToken = JoinToken()
     tls_between: TlsFiles = TlsFiles()
     host: str = "127.0.0.1"
     port: int = 0

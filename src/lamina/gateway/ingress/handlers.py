@@ -3,12 +3,13 @@ is forwarded as it is, so that every response and every error is the controller'
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
 from lamina import encoding
 from lamina.access.records import Identity
-from lamina.core.actions import Reply
+from lamina.core.actions import Reject, Reply
 from lamina.drivers.timer import clock_us
 from lamina.errors import LaminaError, UnknownTarget
 from lamina.gateway.auth import LOCAL
@@ -60,12 +61,16 @@ from lamina.gateway.routes.codec_pool import (
     is_heavy_result,
 )
 from lamina.gateway.routes.http_codec import decode_inputs, encode_result, reply_headers
-from lamina.gateway.routes.problems import answered, error_problem, respond_problem
+from lamina.gateway.routes.problems import answered, defect_problem, error_problem, rejection_problem, respond_problem
+from lamina.gateway.routes.rejection_cache import CachedRejection
 from lamina.sdk.binding import Param
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.grpc import OnDone, OnMessage, RpcContext, RpcError, SerializedMessage
 from lamina.server.process_status import ProcessStatus
 from lamina.server.websocket import MessageSocket
+
+REFUSAL_HOLDS_US = 10_000
+"""How long a refusal of a call over the level is repeated as it was made: to make one takes as long as to read a request."""
 
 
 class KnownRoutes:
@@ -73,6 +78,7 @@ class KnownRoutes:
 
     def __init__(self) -> None:
         self.params: dict[bytes, tuple[Param, ...]] = {}
+        self.goals_us: dict[bytes, int] = {}
         self.requires_token = False
         self.repeatable: frozenset[bytes] = frozenset()  #: paths of calls that may be asked again
         self.repeatable_models: frozenset[tuple[str, str]] = frozenset()
@@ -81,6 +87,7 @@ class KnownRoutes:
 
     def update(self, routes: RouteTable) -> None:
         self.params = {path: tuple(params) for path, params in routes.params.items()}
+        self.goals_us = routes.goals_us
         self.requires_token = routes.requires_token
         self.repeatable = frozenset(routes.repeatable)
         self.repeatable_models = frozenset((info.name, info.version) for info in routes.models if info.may_repeat)
@@ -106,16 +113,17 @@ class KnownRoutes:
 
 def _model(info: ModelInfo) -> ServedModel:
     ports = {port.name: port for port in info.signature.inputs}
-    return ServedModel(
-        info.name, info.version, cast(Any, _NamedTarget(info.target)), info.signature, None, info.is_batched, ports
-    )
+    target = cast(Any, _NamedTarget(info.target, info.goal_us))
+    return ServedModel(info.name, info.version, target, info.signature, None, info.is_batched, ports)
 
 
 class _NamedTarget:
     """All that an ingress knows of a model's target."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, goal_us: int) -> None:
         self.name = name
+        self.key = name.encode()
+        self.goal_us = goal_us
 
 
 class IngressHttpHandler:
@@ -126,6 +134,7 @@ class IngressHttpHandler:
         self._routes = routes
         self._process = process
         self._codecs = codecs
+        self._refusals: dict[bytes, CachedRejection] = {}  #: for calls over the level, by path
 
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
         routes, headers = self._routes, request.headers
@@ -134,7 +143,10 @@ class IngressHttpHandler:
                 params = routes.params.get(request.path)
                 if params is not None:
                     if b"prefer" not in headers:
-                        self._call(request, exchange, params)
+                        if self._link.pacer.level:
+                            self._call_at_level(request, exchange, params)
+                        else:
+                            self._call(request, exchange, params, clock_us() - self._process.lag_us)
                         return
                 elif headers.get(b"content-encoding", b"identity") == b"identity":
                     model = routes.model_at_path(request.path)
@@ -147,8 +159,36 @@ class IngressHttpHandler:
                 pass
         self._forward(request, exchange)
 
-    def _call(self, request: HttpRequest, exchange: Exchange, params: tuple[Param, ...]) -> None:
-        at_us = clock_us() - self._process.lag_us
+    def _call_at_level(self, request: HttpRequest, exchange: Exchange, params: tuple[Param, ...]) -> None:
+        """The controller has more to do than it can: hand in the call when it is its turn, or refuse it."""
+        link, path = self._link, request.path
+        now_us, told = clock_us(), request.header(b"lamina-deadline-ms")
+        goal_us = int(told) * 1000 if told.isdigit() and len(told) < 12 else self._routes.goals_us.get(path, 0)
+        at_us = now_us - self._process.lag_us
+        wait_us = link.pace(now_us, path, goal_us)
+        if not wait_us:
+            self._call(request, exchange, params, at_us)
+            return
+        if isinstance(wait_us, Reject):
+            cached = self._refusals.get(path)
+            if cached is None or now_us >= cached.until_us:
+                cached = self._refusals[path] = CachedRejection(0, now_us + REFUSAL_HOLDS_US, wait_us)
+            cached.respond(exchange, wait_us.call_id)
+            return
+        gone: list[bool] = []
+        exchange.when_disconnected(lambda: gone.append(True))
+
+        def hand_in(_: None) -> None:
+            if not gone:
+                try:
+                    self._call(request, exchange, params, at_us)
+                except LaminaError:
+                    self._forward(request, exchange)
+
+        asyncio.get_running_loop().call_later(wait_us / 1e6, answered(exchange, hand_in), None)
+
+    def _call(self, request: HttpRequest, exchange: Exchange, params: tuple[Param, ...], at_us: int) -> None:
+        """Hand in a call that came at `at_us`."""
         if not is_heavy_request(request):
             self._send_call(request, exchange, at_us, decode_inputs(request, params))
             return
@@ -284,7 +324,12 @@ class RemoteBackend:
 
     def infer(self, request: InferenceRequest, on_response: OnResponse, on_chunk: OnChunk | None = None) -> Callable[[], None]:
         link, model = self._link, request.model
+        target: _NamedTarget = cast(Any, model.call_target)
         rows = validate_request(model, request.inputs, request.requested_outputs)
+        wait_us = link.pace(clock_us(), target.key, request.timeout_us or target.goal_us) if link.pacer.level else 0
+        if isinstance(wait_us, Reject):
+            on_response(rejection_problem(wait_us))
+            return lambda: None
 
         def begin(calls: list[dict[str, bytes]]) -> Callable[[], None]:
             size = sum([len(given.data) for given in request.inputs])
@@ -294,7 +339,26 @@ class RemoteBackend:
             link.send(InferRequest(number, self._head, self._at_us, size, model.name, model.version, stored, *options))
             return link.canceller(number)
 
-        return begin_request(self._codecs, request, rows, begin, on_response)
+        if not wait_us:
+            return begin_request(self._codecs, request, rows, begin, on_response)
+        cancels: list[Callable[[], None]] = []
+
+        def hand_in() -> None:
+            try:
+                cancels.append(begin_request(self._codecs, request, rows, begin, on_response))
+            except LaminaError as error:
+                on_response(error_problem(error))
+            except Exception as error:
+                on_response(defect_problem("an inference request could not be handed in", error))
+
+        waiting = asyncio.get_running_loop().call_later(wait_us / 1e6, hand_in)
+
+        def cancel() -> None:
+            waiting.cancel()
+            for one in cancels:
+                one()
+
+        return cancel
 
 
 class _InferReply:

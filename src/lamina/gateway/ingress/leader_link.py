@@ -114,7 +114,8 @@ class LeaderLink(ControllerLink):
     def on_joined(self, leader: LeaderConnection) -> None:
         """Ask this server from now on: first all that has no answer."""
         self._leader, self._joined_us = leader, clock_us()
-        self._data_port.set_key(leader.key)
+        assert leader.key is not None
+        self._data_port.set_keys(leader.key)
         self._reader_of_leader = controller_reader()
         self._heads.clear()
         self._sent_heads.clear()
@@ -124,7 +125,7 @@ class LeaderLink(ControllerLink):
     def on_lost(self, why: str) -> None:
         """The leader is gone. What it was lent is free, and what it was asked is asked again or given up."""
         self._leader = None
-        self._data_port.set_key(None)
+        self._data_port.set_keys()
         self._out.clear()
         for slot in self._lent:
             self._shared.free(slot)

@@ -27,7 +27,7 @@ from lamina.server.http1 import HttpServer, event_loop_factory
 from lamina.server.listener import server_context
 from lamina.server.memory_budget import MemoryBudget
 from lamina.server.origins import OriginPolicy
-from lamina.server.process_status import ProcessStatus, return_large_blocks
+from lamina.server.process_status import ProcessStatus, return_free_memory
 from lamina.values.shm import ShmPool, ShmReader
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class IngressProcess:
         self._process.track_lag()
         port = await self._server.start(setup.host, setup.port, reuse_port=True, **self._tls_options())
         grpc_port = await self._start_grpc() if setup.grpc_port >= 0 else 0
-        return_large_blocks()
+        return_free_memory()
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 50, 100)  # requests leave no cycles behind

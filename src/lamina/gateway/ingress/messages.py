@@ -144,6 +144,15 @@ class HeadCheckRequest(Struct, frozen=True, array_like=True, tag=9):
     authorization: bytes | None
 
 
+class HeldBack(Struct, frozen=True, array_like=True, tag=24):
+    """To keep to the level, calls of this target had to wait, and so many were refused since the last time; the last of them was
+    `call_id`. `target` is its path, or its name if it was called as a model."""
+
+    target: bytes
+    refused: Natural
+    call_id: str
+
+
 class SocketInput(Struct, frozen=True, array_like=True, tag=31):
     """A message of the client of a WebSocket."""
 
@@ -176,16 +185,25 @@ class ModelInfo(Struct, frozen=True, array_like=True):
     is_batched: bool
     signature: Signature
     may_repeat: bool = False
+    goal_us: Natural = 0  #: 0: none
 
 
 class RouteTable(Struct, frozen=True, array_like=True, tag=10):
     """Paths whose bodies are inputs, with their parameters; and all models. `requires_token`: a token is required.
-    `repeatable`: paths of calls that may be asked again if it is not known what became of them."""
+    `repeatable`: paths of calls that may be asked again if it is not known what became of them. `goals_us`: latency goals of
+    targets that have one, by path."""
 
     params: dict[bytes, list[Param]]
     models: list[ModelInfo]
     requires_token: bool
     repeatable: list[bytes] = []
+    goals_us: dict[bytes, Natural] = {}
+
+
+class CallLevel(Struct, frozen=True, array_like=True, tag=25):
+    """The most calls a second of each target that are to be handed in from now on; 0: as many as there are."""
+
+    per_s: float
 
 
 class ResultValue(Struct, frozen=True, array_like=True, tag=11):
@@ -325,6 +343,7 @@ FromIngress = (
     | IngressReady
     | HeadCheckRequest
     | CommitAllowed
+    | HeldBack
     | SocketInput
     | SocketLeft
 )
@@ -346,13 +365,14 @@ ReplyMessage = (
 )
 """Of the reply to a request."""
 
-ToIngress = ReplyMessage | ReleaseSlots | RouteTable | StopAccepting | CommitIntent
+ToIngress = ReplyMessage | ReleaseSlots | RouteTable | CallLevel | StopAccepting | CommitIntent
 
 
 class IngressMessages(Struct, frozen=True, array_like=True, tag=1):
-    """All messages of an ingress in one turn of its loop."""
+    """All messages of an ingress in one turn of its loop. `sent_us` is when, on the machine's clock; 0: another machine's."""
 
     messages: list[FromIngress]
+    sent_us: Natural = 0
 
 
 class ControllerMessages(Struct, frozen=True, array_like=True, tag=1):
@@ -374,12 +394,13 @@ def controller_reader() -> FrameReader[ControllerMessages | StopProcess]:
     return FrameReader(msgspec.msgpack.Decoder(ControllerMessages | StopProcess))
 
 
-def pack_messages(messages: list[Struct], *, to_ingress: bool) -> bytearray:
+def pack_messages(messages: list[Struct], *, to_ingress: bool, sent_us: int = 0) -> bytearray:
     """Encode messages into as few frames as possible."""
     try:
-        return pack(ControllerMessages(messages) if to_ingress else IngressMessages(messages))  # type: ignore[arg-type]
+        return pack(ControllerMessages(messages) if to_ingress else IngressMessages(messages, sent_us))  # type: ignore[arg-type]
     except FrameTooBig:
         if len(messages) < 2:
             raise
         half = len(messages) // 2
-        return pack_messages(messages[:half], to_ingress=to_ingress) + pack_messages(messages[half:], to_ingress=to_ingress)
+        first = pack_messages(messages[:half], to_ingress=to_ingress, sent_us=sent_us)
+        return first + pack_messages(messages[half:], to_ingress=to_ingress, sent_us=sent_us)

@@ -41,6 +41,7 @@ from lamina.gateway.ingress.messages import (
 )
 from lamina.gateway.ingress.session import IngressSession
 from lamina.gateway.ingress.supervisor import make_route_table
+from lamina.gateway.ingress.throttle import HostThrottle
 from lamina.gateway.oip.grpc_service import GrpcMethods
 from lamina.gateway.oip.setup import OpenInference
 from lamina.gateway.routes.problems import PROBLEM, error_problem
@@ -62,7 +63,7 @@ class RemoteIngressSession(IngressSession):
     ) -> None:
         methods = doors.grpc_methods() if hello.speaks_grpc else None
         super().__init__(
-            *(doors.router, doors.oip.inference, methods, parts.references, doors.route_table, doors.check_head),
+            *(doors.router, doors.oip.inference, methods, parts.references, doors.route_table, doors.check_head, doors.throttle),
         )
         self._doors, self._parts, self._link, self._key, self._own_address = doors, parts, link, key, own_address
         self._owner, self._state = hello.owner, doors.state
@@ -305,11 +306,12 @@ class FrontDoors:
         router: Router,
         oip: OpenInference,
         state: StateTable,
+        throttle: HostThrottle,
         *,
         requires_token: bool,
         check_head: HeadCheck,
     ) -> None:
-        self.router, self.oip, self.state, self.check_head = router, oip, state, check_head
+        self.router, self.oip, self.state, self.check_head, self.throttle = router, oip, state, check_head, throttle
         self.sessions: set[RemoteIngressSession] = set()
         self._requires_token = requires_token
         self._grpc_methods: GrpcMethods | None = None

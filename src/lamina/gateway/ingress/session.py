@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from time import thread_time_ns
 from typing import Any
 
 from msgspec import Struct
 
 from lamina.access.authorization import Grant, rule_of
 from lamina.core.actions import Reply
+from lamina.drivers.timer import clock_us
 from lamina.errors import LaminaError
 from lamina.gateway.ingress.messages import (
     MAX_HEADS,
+    CallLevel,
     CallRequest,
     ClientGone,
     ForwardedRequest,
     HeadCheckReply,
     HeadCheckRequest,
+    HeldBack,
     HttpResponse,
     InferChunk,
     InferError,
@@ -46,6 +50,7 @@ from lamina.gateway.ingress.messages import (
     pack_messages,
     socket_data,
 )
+from lamina.gateway.ingress.throttle import HostThrottle
 from lamina.gateway.oip.grpc_service import GrpcMethods
 from lamina.gateway.oip.inference import InferenceRequest
 from lamina.gateway.oip.inference_service import InferenceService, PendingInference
@@ -226,6 +231,7 @@ class IngressSession:
         slot_refs: SlotReferences | None,
         route_table: Callable[[], RouteTable],
         check_head: HeadCheck,
+        throttle: HostThrottle,
         slots: WorkerSlots | None = None,
     ) -> None:
         """`slots` are those of its shared memory, if it is on this machine."""
@@ -235,6 +241,8 @@ class IngressSession:
         self._slot_refs = slot_refs
         self._route_table = route_table
         self._check_head = check_head
+        self._throttle = throttle
+        self._unread_us = 0  #: how long the messages at hand lay unread
         self._driver = router.call_handler.driver
         self._loop = asyncio.get_running_loop()
         self.slots = slots
@@ -246,6 +254,7 @@ class IngressSession:
         self.sockets: dict[int, RemoteSocket] = {}
         self.ready: asyncio.Future[IngressReady] = self._loop.create_future()
         self.process: ChildProcess | None = None
+        throttle.listeners.append(self._send_level)
         self._handlers: dict[type, Callable[[Any], None]] = {
             CallRequest: self._on_call,
             InferRequest: self._on_infer,
@@ -258,6 +267,7 @@ class IngressSession:
             RpcRequest: self._on_rpc,
             IngressReady: self._on_ready,
             HeadCheckRequest: self._on_head_check,
+            HeldBack: self._on_held_back,
         }
 
     def spawn(self, setup: IngressSetup, on_lost: Callable[[], None]) -> None:
@@ -265,6 +275,7 @@ class IngressSession:
 
     def on_messages(self, frame: IngressMessages) -> None:
         handlers = self._handlers
+        self._unread_us = max(0, clock_us() - frame.sent_us) if frame.sent_us else 0
         for message in frame.messages:
             try:
                 handlers[type(message)](message)
@@ -276,14 +287,20 @@ class IngressSession:
                 reply = self.pending.get(number)
                 if reply is not None:
                     reply.respond(500, problem.body(), PROBLEM)
+        if self._throttle.is_window_over(now_us := clock_us()):
+            self._throttle.end_window(now_us, thread_time_ns() // 1000)
 
     # -------------------------------------------------------------------- requests
 
     def _on_call(self, message: CallRequest) -> None:
         """As any other request, but for its body, which has been decoded. Its time counts from its arrival there."""
         head = self._known_head(message.head)
+        target = self._router.targets.by_path.get(head.path)
+        if target is not None:
+            self._throttle.on_call(self, head.path, target.slo.latency_us, self._unread_us)
         inputs = self._resolve_inputs(message.inputs)
-        decoded = DecodedBody(inputs, message.size, self._arrived_us(message.at_us), self._noter(message.number))
+        arrived_us = self._arrived_us(message.at_us) - self._unread_us  # the way back will be as long
+        decoded = DecodedBody(inputs, message.size, arrived_us, self._noter(message.number))
         try:
             self._router.handle(head, RemoteReply(self, message.number, head.keep_alive), decoded)
         finally:
@@ -299,12 +316,13 @@ class IngressSession:
             caller = self._router.authorize(head, INFER)
             model = inference.catalogue.find(message.model, message.version, Grant(caller, INFER))
             inference.check_available(model)
+            self._throttle.on_call(self, model.target_name.encode(), model.call_target.slo.latency_us, self._unread_us)
             trace = head.headers.get(b"traceparent", b"")
             request = InferenceRequest(model, (), (), message.timeout_us, message.priority, caller, trace)
             pending = PendingInference(inference, request, len(rows), is_streamed=message.is_streamed)
             reply = RemoteReply(self, message.number, is_streaming=message.is_streamed)
             reply.when_disconnected(pending.cancel)
-            arrived_us = self._arrived_us(message.at_us)
+            arrived_us = self._arrived_us(message.at_us) - self._unread_us
             inference.submit(pending, reply, rows, message.size, arrived_us, self._noter(message.number))
             submitted = len(pending.call_ids)
         except LaminaError as error:
@@ -351,6 +369,13 @@ class IngressSession:
                 self.send(HeadCheckReply(message.number, found))
 
         self._check_head({} if message.authorization is None else {b"authorization": message.authorization}, then)
+
+    def _on_held_back(self, message: HeldBack) -> None:
+        self._throttle.on_held_back()
+        target = self._router.targets.by_path.get(message.target)
+        name = target.name if target is not None else message.target.decode("utf-8", "replace")
+        if message.refused and (target is not None or name in self._driver.controller.flows):
+            self._router.call_handler.on_shed(name, message.refused, message.call_id)
 
     def _on_head(self, head: RequestHead) -> None:
         if head.number >= MAX_HEADS:
@@ -438,6 +463,9 @@ class IngressSession:
     def stored_result(self, call_id: str) -> Stored:
         return self._driver.data.stored_result(call_id)
 
+    def _send_level(self, per_s: float) -> None:
+        self.send(CallLevel(per_s))
+
     def send_value(self, number: int, row: int, stored: Stored, reply: Reply) -> None:
         if not isinstance(stored, bytes) and self._slot_refs is not None:
             stored = self._slot_refs.pin(stored, self._pinned.setdefault(number, []))
@@ -458,6 +486,8 @@ class IngressSession:
 
     def on_lost(self) -> None:
         """The process died and its clients with it: cancel their calls, release their slots."""
+        if self._send_level in self._throttle.listeners:
+            self._throttle.listeners.remove(self._send_level)
         for reply in list(self.pending.values()):
             reply.on_client_gone()
         self.pending.clear()

@@ -10,6 +10,7 @@ from typing import Any
 
 from lamina.gateway.ingress.messages import IngressReady, IngressSetup, ModelInfo, RouteTable, StopAccepting
 from lamina.gateway.ingress.session import IngressSession
+from lamina.gateway.ingress.throttle import HostThrottle
 from lamina.gateway.observability import logs
 from lamina.gateway.oip.grpc_service import GrpcMethods
 from lamina.gateway.oip.inference_service import InferenceService
@@ -41,6 +42,7 @@ class IngressSupervisor:
         tls: tuple[str, str] | None = None,
         origins: OriginSettings | None = None,
         *,
+        throttle: HostThrottle,
         count: int,
         requires_token: bool = False,
         memory_bytes: int = NO_LIMIT,
@@ -56,6 +58,7 @@ class IngressSupervisor:
         self._limits = limits
         self._tls = tls
         self._origins = origins or OriginSettings()
+        self._throttle = throttle
         self._count = count
         self._requires_token = requires_token
         self._memory_bytes = memory_bytes // count
@@ -91,6 +94,7 @@ class IngressSupervisor:
     def _spawn(self) -> IngressSession:
         session = IngressSession(
             *(self._router, self._inference, self._grpc_methods, self._slot_refs, self.route_table, self._check_head),
+            self._throttle,
             slots=self._slot_refs.add_worker() if self._slot_refs is not None else None,
         )
         host, port, grpc_port = self._address
@@ -169,11 +173,13 @@ def make_route_table(router: Router, inference: InferenceService, requires_token
         ModelInfo(
             *(model.name, model.version, model.target_name, model.is_batched, model.signature),
             may_repeat=may_repeat(model.call_target),
+            goal_us=model.call_target.slo.latency_us,
         )
         for versions in inference.catalogue.models.values()
         for model in versions.values()
     ]
-    return RouteTable(params, models, requires_token, [path for path, target in targets if may_repeat(target)])
+    goals_us = {path: target.slo.latency_us for path, target in targets if target.slo.latency_us}
+    return RouteTable(params, models, requires_token, [path for path, target in targets if may_repeat(target)], goals_us)
 
 
 def _check_free(host: str, port: int) -> None:

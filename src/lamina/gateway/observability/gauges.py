@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from lamina.core.controller import Controller
 from lamina.durable.runs import DurableRuns
+from lamina.gpu.protocol import ExecutorReport
 from lamina.predict.online import OnlinePredictor
 from lamina.server.memory_budget import MemoryBudget
 
@@ -47,6 +48,33 @@ class StateGauges(Collector):
             for labels, ratio in ratios.items():
                 stale.add_metric(list(labels), ratio)
         yield from (queued, standing, leased, units, memory, room, stale)
+
+
+class GpuGauges(Collector):
+    """Clocks, power, temperature and memory of GPUs, of this machine and of nodes, as their executors told them last."""
+
+    def __init__(self, reports: Callable[[], dict[str, ExecutorReport]]) -> None:
+        self._reports = reports
+
+    def collect(self) -> Iterator[Metric]:
+        clock = GaugeMetricFamily("lamina_gpu_clock_hertz", "Clock of the multiprocessors", labels=["device"])
+        power = GaugeMetricFamily("lamina_gpu_power_watts", "Power drawn", labels=["device"])
+        heat = GaugeMetricFamily("lamina_gpu_temperature_celsius", "Temperature", labels=["device"])
+        slowed = GaugeMetricFamily("lamina_gpu_slowed", "Clocks are held down, by cause", labels=["device", "cause"])
+        used = GaugeMetricFamily("lamina_gpu_memory_used_bytes", "Memory in use on the device", labels=["device"])
+        restarts = GaugeMetricFamily("lamina_gpu_executor_restarts", "Restarts of the executor", labels=["device"])
+        for device, report in self._reports().items():
+            restarts.add_metric([device], max(0, report.restarts))
+            if report.usage is not None:
+                used.add_metric([device], report.usage.device_used_mib * 2**20)
+            clocks = report.usage.clocks if report.usage is not None else None
+            if clocks is not None:
+                clock.add_metric([device], clocks.sm_mhz * 1e6)
+                power.add_metric([device], clocks.power_w)
+                heat.add_metric([device], clocks.temperature_c)
+                for cause in clocks.slowed_by:
+                    slowed.add_metric([device, cause], 1)
+        yield from (clock, power, heat, slowed, used, restarts)
 
 
 class RunGauges(Collector):

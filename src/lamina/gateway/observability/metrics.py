@@ -257,17 +257,17 @@ class Metrics:
             per = self._targets[target] = _PerTarget(self, target)
         return per
 
-    def on_rejected(self, target: str, reason: str, tenant: str = "") -> None:
-        """A rejection. `tenant`: whose it is, where it is not counted as an end of a call."""
+    def on_rejected(self, target: str, reason: str, tenant: str = "", count: int = 1) -> None:
+        """A rejection, or several. `tenant`: whose it is, where it is not counted as an end of a call."""
         if tenant:
             self._for_tenant(tenant).refused.value += 1
             self._count_limited(tenant, reason)
         per = self._for_target(target)
-        per.refused.value += 1
+        per.refused.value += count
         counter = per.reasons.get(reason)
         if counter is None:
             counter = per.reasons[reason] = self.rejections.labels(target, reason)
-        counter.value += 1
+        counter.value += count
 
     def on_call_ended(self, target: str, ending: Ending, tenant: str = "") -> None:
         per = self._targets.get(target) or self._for_target(target)

@@ -48,7 +48,9 @@ def make_model(target: CallTarget, spec: FunctionSpec | None) -> ServedModel:
     """The model of a target; without a tensor signature it takes and gives JSON text."""
     signature = target.signature
     if signature is None:
-        signature = Signature(tuple(Port(one.name, None, one.required) for one in target.params), (Port(RESULT),))
+        signature = Signature(
+            tuple(Port(one.name, None, one.required, is_text=one.type == "string") for one in target.params), (Port(RESULT),)
+        )
     batched = spec is not None and spec.max_batch > 1
     name = target.name if target.tenant else signature.model or target.name  # names of functions are kept apart by owner
     ports = {port.name: port for port in signature.inputs}

@@ -19,7 +19,7 @@ from lamina.gateway.oip.inference_service import InferenceService
 from lamina.gateway.oip.model_catalog import ServedModel
 from lamina.gateway.oip.repository import ModelRepository
 from lamina.gateway.oip.rest_infer import handle_generate, handle_infer
-from lamina.gateway.routes.codec_pool import CodecPool, CodecTooLarge, is_heavy_json
+from lamina.gateway.routes.codec_pool import CodecPool, CodecTooLarge, check_light_json, is_heavy_json
 from lamina.gateway.routes.explain import SampledRefusals
 from lamina.gateway.routes.http_codec import JSON
 from lamina.gateway.routes.problems import error_problem, method_problem
@@ -131,10 +131,12 @@ class OpenInferenceRoutes:
     # ---------------------------------------------------------------- repository
 
     def _index(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
+        check_light_json(request.body)
         only_ready = _object(request.body).get("ready") is True
         exchange.respond(200, _encode(model_catalog.repository_index(self._inference.catalogue, only_ready, grant)))
 
     def _change(self, change: Callable[..., None], request: HttpRequest, exchange: Exchange, grant: Grant, name: str) -> None:
+        check_light_json(request.body)
         parameters = _object(request.body).get("parameters") or {}
 
         def on_end(error: LaminaError | None) -> None:

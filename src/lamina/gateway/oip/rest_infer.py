@@ -201,7 +201,9 @@ def _input_tensor(model: ServedModel, name: str, value: Any) -> InputTensor:
     dtype = port_dtype(port) if port is not None else "BYTES"
     if port is not None and port.tensor is None:
         shape = [1, 1] if model.is_batched else [1]
-        return InputTensor(name, dtype, shape, join_bytes([encoding.to_json(value)]))
+        if port.is_text and not isinstance(value, str):
+            raise BadValue(f"{name}: {type(value).__name__} where text is needed", hint="send a string")
+        return InputTensor(name, dtype, shape, join_bytes([value.encode() if port.is_text else encoding.to_json(value)]))
     data = to_raw(name, dtype, msgspec.json.encode(value if isinstance(value, list) else [value]))
     return InputTensor(name, dtype, _shape(model, port, value), data)
 

@@ -46,18 +46,26 @@ class RowModel(Protocol):
 def split_rows(model: RowModel, inputs: Sequence[InputTensor], rows: int) -> list[dict[str, bytes]]:
     """The named inputs of each call. `rows` is 0 for a model without a batch axis."""
     calls: list[dict[str, bytes]] = [{} for _ in range(rows or 1)]
-    texts_only = {port.name for port in model.signature.inputs if port.tensor is None}
+    texts_only = {port.name: port for port in model.signature.inputs if port.tensor is None}
     for given in inputs:
         if given.name in texts_only:
             texts = split_bytes(given.data, len(calls), given.name)
             if len(texts) != len(calls):
                 raise BadValue(f"{given.name}: {len(texts)} elements where {len(calls)} fit its shape")
-            encoded = [encoding.encode(encoding.from_json(text)) for text in texts]
+            is_text = texts_only[given.name].is_text
+            encoded = [encoding.encode(_text(given.name, text) if is_text else encoding.from_json(text)) for text in texts]
         else:
             encoded = row_values(given, rows if model.is_batched else 0)
         for call, value in zip(calls, encoded, strict=True):
             call[given.name] = value
     return calls
+
+
+def _text(name: str, element: bytes) -> str:
+    try:
+        return bytes(element).decode()
+    except UnicodeDecodeError:
+        raise BadValue(f"{name}: an element that is not UTF-8 where text is needed") from None
 
 
 def join_rows(model: RowModel, blobs: Sequence[encoding.Blob], wanted: Sequence[str] = ()) -> list[OutputTensor]:
@@ -118,6 +126,8 @@ def _output(port: Port, value: Any) -> tuple[list[int], bytes]:
     import numpy
 
     if port.tensor is None:
+        if port.is_text and isinstance(value, str):
+            value = value.encode()
         return [1], join_bytes([value if isinstance(value, bytes) else encoding.to_json(value)])
     try:
         if port.tensor.dtype == "BYTES":

@@ -16,7 +16,7 @@ from lamina.core.actions import FailCall, Reject, Reply
 from lamina.core.refusal_explanation import LIKE
 from lamina.drivers.driver import Ending
 from lamina.drivers.realtime import RealtimeDriver
-from lamina.errors import LaminaError, StoreDown
+from lamina.errors import OVERLOADED, LaminaError, StoreDown
 from lamina.gateway.observability.metrics import Metrics
 from lamina.gateway.observability.tracer import Tracer
 from lamina.gateway.routes.codec_pool import FLAT_BYTES, INLINE_BYTES, CodecPool, is_heavy_request, is_heavy_result
@@ -144,6 +144,12 @@ class CallHandler:
             driver.submit(call, inputs, pending.on_ended)
         if target.shadow is not None:
             submit_shadow(driver, self.metrics, target.shadow, f"{call_id}s", inputs, call.size_bytes)
+
+    def on_shed(self, target: str, count: int, call_id: str) -> None:
+        """An ingress process has refused so many calls of a target, one of them under this id."""
+        self.metrics.on_rejected(target, OVERLOADED, count=count)
+        why = "the server's process had more calls than it can handle; an ingress process refused this one"
+        self._refusals.record(call_id, target, "", OVERLOADED, why)
 
     def _decode_apart(
         self, codecs: CodecPool | None, target: CallTarget, request: HttpRequest, exchange: Exchange, caller: Identity

@@ -155,6 +155,22 @@ def is_heavy_request(request: HttpRequest) -> bool:
     return kind == b"multipart/form-data" and len(body) > _MULTIPART_BYTES
 
 
+def check_light(request: HttpRequest) -> None:
+    """Raise for a body that would take the loop too long, at a route that decodes in place: none of them needs as much."""
+    if is_heavy_request(request):
+        raise _too_heavy(request.body)
+
+
+def check_light_json(body: bytes) -> None:
+    """The same of a body that is JSON, whatever it says it is."""
+    if is_heavy_json(body):
+        raise _too_heavy(body)
+
+
+def _too_heavy(body: bytes) -> CodecTooLarge:
+    return CodecTooLarge(f"body: {len(body)} bytes with many parts", hint="send less; what is large belongs in a call")
+
+
 def is_heavy_json(body: bytes) -> bool:
     return len(body) > INLINE_BYTES and (len(body) > FLAT_BYTES or _parts(body) > MAX_PARTS)
 

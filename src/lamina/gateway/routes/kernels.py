@@ -7,7 +7,6 @@ read and deleted by key. Files are written and read in threads: the loop never w
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
@@ -140,9 +139,9 @@ class BufferRoutes:
     # -------------------------------------------------------------------- buckets
 
     def _list_buckets(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
-        found = self._store.list(grant.tenant, f"{BUCKETS}/")
-        names = Counter(one.key.split("/")[1] for one in found)
-        exchange.respond(200, msgspec.json.encode([{"bucket": name, "objects": count} for name, count in names.items()]))
+        after = http_codec.parse_query(request, ("after",)).get("after", "")
+        found = self._store.folders(grant.tenant, BUCKETS, after, MAX_LISTED)
+        exchange.respond(200, msgspec.json.encode([{"bucket": name, "objects": count} for name, count in found.items()]))
 
     def _list_objects(self, request: HttpRequest, exchange: Exchange, grant: Grant, bucket: str) -> None:
         query = http_codec.parse_query(request, ("prefix", "after"))

@@ -30,6 +30,7 @@ PROBLEM = b"application/problem+json"
 T = TypeVar("T")
 
 _defect_limiter = RateLimiter()
+_failure_limiter = RateLimiter()
 
 
 class InvalidField(msgspec.Struct, frozen=True):
@@ -258,8 +259,12 @@ def ending_problem(
     if isinstance(ending, Reject):
         return rejection_problem(ending)
     info = info or driver.error_info(ending)
-    if ending.error not in ("cancelled", "bad-value", "cost"):  # the client's doing, and `respond_problem` logs it
+    if ending.error not in ("cancelled", "bad-value", "cost") and (  # the client's doing, and `respond_problem` logs it
+        info is not None or _failure_limiter.try_acquire()  # late calls come in crowds
+    ):
         said = f": {info.type}: {info.message}\n{info.trace}" if info else ""
+        if info is None and (suppressed := _failure_limiter.take_suppressed()):
+            said = f" ({suppressed} more since the last line)"
         log.warning("call %s failed at %s: %s%s", ending.call_id, ending.step or "?", ending.error, said)
     return failure_problem(ending, info, full=full)
 

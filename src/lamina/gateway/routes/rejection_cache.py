@@ -10,10 +10,14 @@ and its policy.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from lamina.core.actions import Reject
-from lamina.drivers.realtime import RealtimeDriver
 from lamina.gateway.routes.problems import PROBLEM, rejection_problem
 from lamina.server.exchange import Exchange
+
+if TYPE_CHECKING:
+    from lamina.drivers.realtime import RealtimeDriver
 
 MAX_AGE_US = 20_000  #: a rejection is repeated for at most so long without asking again
 LEAST_RETRY_US = 1_000  #: policies say no less than this to retry after, so of so little it is not known how late it was

@@ -37,6 +37,7 @@ from lamina.sdk.binding import Param
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.http1 import Handler
 from lamina.server.process_status import ProcessStatus
+from lamina.server.websocket import BadHandshake, UpgradeRequired
 
 _INDEX = {
     "server": f"lamina {lamina.__version__}",
@@ -196,6 +197,8 @@ class Router:
         grant = Grant(self.authorize(request, rule), rule)
         if not grant.sees(target.tenant):
             raise self._not_found(request, grant)
+        if b"sec-websocket-key" in request.headers:
+            raise _no_socket(target)
         exchange.respond(200, msgspec.json.encode(_describe(target)))
 
     def _respond_ready(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
@@ -266,6 +269,14 @@ def _respond_document(document: Document, request: HttpRequest, exchange: Exchan
 
 def _input(param: Param) -> dict[str, Any]:
     return {"name": param.name, "required": param.required} | ({"type": param.type} if param.type else {})
+
+
+def _no_socket(target: CallTarget) -> LaminaError:
+    """A WebSocket was asked for where the description of a target is."""
+    if target.kind == "workflow":
+        return BadHandshake("workflows have no WebSocket", hint="POST the inputs")
+    path = f"/v1/functions/{target.name}/ws"
+    return UpgradeRequired(f"there is no WebSocket at this path: it is at {path}", hint=f"open {path}")
 
 
 def _describe(target: CallTarget) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from lamina.access.authorization import Grant
 from lamina.drivers.engine import MessageStream
 from lamina.errors import BadValue, Conflict, LaminaError, NotFound, Refused, UnknownTarget
 from lamina.gateway.routes.calls import CallHandler
+from lamina.gateway.routes.codec_pool import CodecTooLarge, check_light
 from lamina.gateway.routes.http_codec import JSON, VALUE, DecodedBody, decode_inputs, parse_query
 from lamina.gateway.routes.router import RouteHandler
 from lamina.gateway.routes.streaming import NO_RESULT, piece_text
@@ -32,6 +33,7 @@ from lamina.gateway.routes.targets import CallTarget, TargetRegistry
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.memory_budget import MemoryBudget
 from lamina.server.process_status import ProcessStatus
+from lamina.server.websocket import UnreadWindow
 from lamina.units import parse_us
 
 MAX_SESSIONS = 1_024
@@ -40,6 +42,10 @@ MAX_UNREAD = 1_000
 """Values that a function has yielded and no client has read."""
 
 MAX_UNREAD_BYTES = 8 * 2**20
+MAX_UNTAKEN = 32
+MAX_UNTAKEN_BYTES = MAX_MESSAGE_BYTES = 2**20
+"""Messages that the function has not taken, and what each may have."""
+
 MAX_WAIT_MS = 60_000
 LASTS_US = 24 * 3_600_000_000
 """Time limit of a session, however much is said in it."""
@@ -56,7 +62,7 @@ class CallSession(Exchange):
     """A session: stands in for the exchange of its call. `sink` takes what the function yields."""
 
     __slots__ = (
-        "_budget_charge", "_bytes", "_idle", "_idle_s", "_waiting", "ended", "first", "function", "id", "is_closing",
+        "_budget_charge", "_bytes", "_idle", "_idle_s", "_untaken", "_waiting", "ended", "first", "function", "id", "is_closing",
         "sink", "tenant", "values",
     )  # fmt: skip
 
@@ -72,7 +78,8 @@ class CallSession(Exchange):
         self.first = 1  #: number of the first of them
         self.ended: dict[str, Any] | None = None  #: how it ended
         self.is_closing = False
-        self.sink = MessageStream(self._on_value, lambda count: None)
+        self.sink = MessageStream(self._on_value, self._on_taken)
+        self._untaken = UnreadWindow(MAX_UNTAKEN, MAX_UNTAKEN_BYTES)
         self._bytes = 0
         self._budget_charge = budget.charge("sessions", 0, tenant=tenant)
         self._idle_s = idle_us / 1e6
@@ -96,16 +103,28 @@ class CallSession(Exchange):
         """A message for the function; None: there are no more."""
         if self.ended is not None or self.is_closing:
             raise Conflict("session: it takes no more messages", hint="it has ended, or is about to: read what is left")
+        if message is not None and self._untaken.is_full:
+            raise Refused("session: the function has not taken its messages", hint="wait", reason="messages", retry_after_s=1.0)
         self.is_closing = message is None
         if not self.sink.put(message):
             raise Conflict("session: too many messages before its call has begun", hint="send fewer, or wait")
+        if message is not None:
+            self._untaken.add(len(message))
+            self._set_charge()
+
+    def _on_taken(self, count: int) -> None:
+        self._untaken.take(count)
+        self._set_charge()
+
+    def _set_charge(self) -> None:
+        self._budget_charge.set(self._bytes + self._untaken.size)
 
     def acknowledge(self, number: int) -> None:
         """A client has read everything up to this number."""
         while self.values and self.first <= number:
             self._bytes -= len(self.values.popleft())
             self.first += 1
-        self._budget_charge.set(self._bytes)
+        self._set_charge()
 
     def when_changed(self, act: Callable[[], None]) -> Callable[[], None]:
         """Call it once, with the next value or the end; the returned function takes that back."""
@@ -128,7 +147,7 @@ class CallSession(Exchange):
         if len(self.values) >= MAX_UNREAD or self._bytes + len(value) > MAX_UNREAD_BYTES:
             raise BadValue("the function has yielded more than may be kept unread", hint="read it more often")
         self._bytes += len(value)
-        self._budget_charge.grow(self._bytes)
+        self._budget_charge.grow(self._bytes + self._untaken.size)
         self.values.append(value)
         self._notify()
 
@@ -161,7 +180,10 @@ class CallSession(Exchange):
         self._notify()
 
     def forget(self) -> None:
+        """No more of it is read; what it still yields finds no one."""
         self.values.clear()
+        self._bytes = 0
+        self._untaken = UnreadWindow(MAX_UNTAKEN, MAX_UNTAKEN_BYTES)
         self._budget_charge.release()
 
     def _notify(self) -> None:
@@ -211,6 +233,7 @@ class SessionRoutes:
         mine = [one for one in self._sessions.values() if one.tenant == grant.tenant and one.ended is None]
         if len(mine) >= MAX_PER_TENANT or len(self._sessions) >= MAX_SESSIONS:
             raise Refused(f"{len(mine)} sessions are open", hint="end some of them", reason="sessions", retry_after_s=1.0)
+        check_light(request)
         inputs = decode_inputs(replace_query(request), params)
         session = CallSession(target.name, grant.tenant, idle_us, self._budget)
         self._sessions[session.id] = session
@@ -252,6 +275,9 @@ class SessionRoutes:
 
     def _send(self, request: HttpRequest, exchange: Exchange, grant: Grant, id: str) -> None:
         session = self._find(grant, id)
+        if len(request.body) > MAX_MESSAGE_BYTES:
+            raise CodecTooLarge(f"message: {len(request.body)} bytes", hint=f"at most {MAX_MESSAGE_BYTES}")
+        check_light(request)
         kind = request.header(b"content-type").partition(b";")[0].strip().lower()
         if kind == VALUE:
             value = encoding.decode_input(request.body)

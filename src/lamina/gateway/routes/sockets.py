@@ -25,6 +25,7 @@ from lamina.drivers.engine import MessageStream
 from lamina.errors import BadValue, LaminaError, Unauthorized, UnknownTarget
 from lamina.gateway.observability import logs
 from lamina.gateway.routes.calls import CallHandler
+from lamina.gateway.routes.codec_pool import CodecTooLarge, is_heavy_json
 from lamina.gateway.routes.http_codec import JSON, MAX_PARTS, DecodedBody, FormField, form_values
 from lamina.gateway.routes.problems import HttpProblem, error_problem
 from lamina.gateway.routes.request_options import OPTION_HEADERS
@@ -106,8 +107,8 @@ class SocketSession(Exchange):
             return
         if isinstance(self.sink, MessageStream) and self.response is None:
             try:
-                value = encoding.from_json(message.encode()) if isinstance(message, str) and message else message
-            except BadValue as error:
+                value = _from_text(message) if isinstance(message, str) and message else message
+            except (BadValue, CodecTooLarge) as error:
                 self._fail(INVALID_DATA, f"message: text is to be JSON: {error.message}")
                 return
             if not self.sink.put(None if message == "" else encoding.encode(value)):
@@ -272,8 +273,16 @@ def query_inputs(query: bytes, params: tuple[Param, ...]) -> dict[str, object]:
 def message_inputs(params: tuple[Param, ...], message: str | bytes) -> dict[str, bytes]:
     """Named inputs from the first message: what the body of a POST would be."""
     if isinstance(message, str):
-        return encode_inputs(bind(params, encoding.from_json(message.encode())))
+        return encode_inputs(bind(params, _from_text(message)))
     return encode_inputs(bind(params, message))
+
+
+def _from_text(message: str) -> object:
+    """JSON that is decoded in place; a message of a megabyte may have half a million parts."""
+    text = message.encode()
+    if is_heavy_json(text):
+        raise CodecTooLarge(f"message: {len(text)} bytes with many parts", hint="send fewer at a time, or bytes")
+    return encoding.from_json(text)
 
 
 def encode_inputs(named: dict[str, object]) -> dict[str, bytes]:

@@ -10,12 +10,13 @@ import msgspec
 from lamina.core.bandwidth import bandwidth_rule
 from lamina.core.scheduling.leases import Device, slice_label
 from lamina.core.scheduling.state import ControllerState, FunctionState
+from lamina.drivers.engine import Engine
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.engines.composite import CompositeEngine
 from lamina.engines.emulated import EmulatedEngine
-from lamina.engines.gpu import GpuEngine
 from lamina.gateway.observability.rolling_stats import RollingStats, UsageShare
 from lamina.gateway.routes.targets import CallTarget
+from lamina.gpu.protocol import ExecutorReport
 
 
 def status(loop: RealtimeDriver, recent: RollingStats, targets: Iterable[CallTarget], memory: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +93,7 @@ def device_status(state: ControllerState, loop: RealtimeDriver, device: Device, 
 def _bandwidth(loop: RealtimeDriver, device: Device, running: list[tuple[str, int]]) -> dict[str, Any]:
     """Part of the peak memory bandwidth, and its source: measured in the last second where a device counts, else what the running
     batches ask for by their profiles."""
-    gpu = _gpu(loop, device.spec.id)
+    gpu = executor_report(loop.engine, device.spec.id)
     if gpu is not None and gpu.usage is not None and gpu.usage.bandwidth >= 0:
         return {"bandwidth": round(gpu.usage.bandwidth, 3), "bandwidth_from": "measured"}
     rule = bandwidth_rule(loop.controller.predictor)
@@ -103,14 +104,14 @@ def _bandwidth(loop: RealtimeDriver, device: Device, running: list[tuple[str, in
     return {"bandwidth": round(asked, 3), "bandwidth_from": "profiles"}
 
 
-def _gpu(loop: RealtimeDriver, device: str) -> GpuEngine | None:
-    gpus = loop.engine.gpus if isinstance(loop.engine, CompositeEngine) else []
-    return next((gpu for gpu in gpus if gpu.device.id == device), None)
+def executor_report(engine: Engine, device: str) -> ExecutorReport | None:
+    """Report on the process that owns a GPU, of this machine or of a node."""
+    return engine.executor_report(device) if isinstance(engine, CompositeEngine) else None
 
 
 def _executor(loop: RealtimeDriver, device: str) -> dict[str, Any] | None:
     """The last report of the process that owns a GPU, and what its standby has ready."""
-    gpu = _gpu(loop, device)
+    gpu = executor_report(loop.engine, device)
     if gpu is None:
         return None
     said = msgspec.structs.asdict(gpu.usage) if gpu.usage is not None else {}
@@ -121,7 +122,7 @@ def _executor(loop: RealtimeDriver, device: str) -> dict[str, Any] | None:
         "restarts": gpu.restarts,
         "replaced_ms": round(gpu.replaced_s * 1000),
         "standing_by": gpu.standing_by,
-        "loads_ms": gpu.loads,
+        "loads_ms": gpu.loads_ms,
         "clocks": msgspec.structs.asdict(clocks) if clocks is not None else None,
         **said,
     }

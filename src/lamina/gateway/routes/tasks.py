@@ -20,6 +20,7 @@ from lamina.core.workflow.runs import NodeExecution, WorkflowRun
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.durable.runs import DurableRuns
 from lamina.errors import BadValue, Conflict, LaminaError, NotFound, checked_text
+from lamina.gateway.routes.codec_pool import check_light, check_light_json
 from lamina.gateway.routes.http_codec import VALUE, check_encoding
 from lamina.gateway.routes.problems import answered, error_problem, respond_problem
 from lamina.gateway.routes.router import RouteHandler
@@ -71,6 +72,7 @@ class TaskRoutes:
     def _succeed(self, request: HttpRequest, exchange: Exchange, grant: Grant, token: str) -> None:
         check_encoding(request)
         is_value = request.header(b"content-type").partition(b";")[0].strip() == VALUE
+        check_light(request) if is_value else check_light_json(request.body)
         value = encoding.decode_input(request.body) if is_value else encoding.from_json(request.body or b"null")
         blob = encoding.encode(value)
         run, execution = self._find(token, grant)
@@ -82,6 +84,7 @@ class TaskRoutes:
         self._report(exchange, TaskReported(run.call.id, execution.id))
 
     def _fail(self, request: HttpRequest, exchange: Exchange, grant: Grant, token: str) -> None:
+        check_light_json(request.body)
         try:
             said = msgspec.json.decode(request.body or b"{}", type=TaskFailure)
         except msgspec.MsgspecError as error:

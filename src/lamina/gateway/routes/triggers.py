@@ -20,7 +20,8 @@ from lamina.gateway.routes.targets import TargetRegistry
 from lamina.sdk.app import NAME_PATTERN
 from lamina.sdk.triggers import bind_trigger, make_trigger
 from lamina.server.exchange import Exchange, HttpRequest
-from lamina.state.triggers import AddedTrigger, AsideMessage, Triggers, trigger_digest
+from lamina.state.trigger_records import AddedTrigger, AsideMessage, trigger_digest
+from lamina.state.triggers import Triggers
 
 MAX_ADDED = 200
 """Triggers that one tenant may add."""

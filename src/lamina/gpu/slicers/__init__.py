@@ -45,7 +45,7 @@ def uses_soft_slices(slices: SliceMode, functions: Iterable[Any]) -> bool:
     if slices != "auto":
         return slices == "soft"
     sharing = [one for one in functions if one.spec.gpu != "no" and not one.isolated]
-    models = all(one.is_class and issubclass(one.target, TorchModel) for one in sharing)
+    models = all(isinstance(one.target, type) and issubclass(one.target, TorchModel) for one in sharing)
     beside = all(0 < one.spec.share <= 0.5 and not one.spec.home for one in sharing)
     goals_us = [one.spec.slo.latency_us for one in sharing]
     return bool(sharing) and models and beside and min(goals_us) > 0 and max(goals_us) <= MAX_SLO_RATIO * min(goals_us)

@@ -164,14 +164,14 @@ class GreenSlicer:
         cut = f"{device.units} units of {ATOM_SMS} of its {driver.whole().sms} SMs, hard or soft"
         return SlicerCheck(cls.name, True, f"{driver.name()}: {cut}, {device.memory_mib} MiB, {driver.cuda}")
 
-    def open_runtime(self, weights_mib: int) -> tuple[DeviceRuntime, WeightStore | None]:
-        """Graphs, and weights that move; by default they may have four fifths of the device. Graphs stay whole: no policy asks
-        for preemption yet, and cutting them holds up the thread that serves (decision 44)."""
+    def open_runtime(self, weights_mib: int, folder: str = "") -> tuple[DeviceRuntime, WeightStore | None]:
+        """Graphs, and weights that move; by default they may have four fifths of the device. Long graphs of functions that give
+        way are cut."""
         from lamina.gpu.cuda_runtime import CudaRuntime
         from lamina.gpu.weights import WeightStore
 
         capacity = weights_mib << 20 or self.driver.memory_bytes()[1] * 4 // 5
-        return CudaRuntime(), WeightStore(self.driver, capacity)
+        return CudaRuntime(self.driver), WeightStore(self.driver, capacity, folder)
 
     def memory_used_mib(self) -> int:
         free, total = self.driver.memory_bytes()

@@ -23,7 +23,7 @@ compared with each other.
 Schedulability: five models (lenet1, googlenet, resnet50, ssd-mobilenetv1, vgg16) at four rates each, all 1,023 combinations, on
 four GPUs. "Compat" repeats the original program to the last digit, "repaired" keeps every promise it makes; frontier is our own
 packing, which also takes gpu-let's and time-sharing's plans into account. Few attempts are made per scenario here; with all of
-them some more fit (docs/how-to/plan-capacity.md).
+them some more fit (published/gpulet/README.md).
 
 Peaks: the highest base rate of seven mixes that fits on four GPUs, in steps of 10 requests/s.
 

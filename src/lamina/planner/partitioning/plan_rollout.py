@@ -102,6 +102,8 @@ class PlanRollout:
                 yield from self._make_room(view, device, place, wanted, untidy)
             if place.device in untidy:
                 return
+            if self._starves_unplanned(view, device, place, device.homes[mate]):
+                return
             if _fits(device, 0, function.spec.memory_mib) and device.time_share_given(device.homes[mate]) + quota <= 1 + 1e-9:
                 yield LoadInstance(name, device.spec.id, units, quota, beside=mate)
                 self._on_loaded(view, place, wanted)
@@ -111,6 +113,8 @@ class PlanRollout:
         if not _fits(device, units, need_mib, without):
             yield from self._make_room(view, device, place, wanted, untidy, own)
         if place.device in untidy or not _fits(device, units, need_mib, without):
+            return
+        if self._starves_unplanned(view, device, place, device.unreserved_block(units, without), without):
             return
         yield LoadInstance(name, device.spec.id, units, quota) if own is None else ResizeInstance(own.id, units, quota)
         self._on_loaded(view, place, wanted, own.id if own is not None else "")
@@ -183,6 +187,27 @@ class PlanRollout:
             return is_unused(instance) or waiting_since_us(function) < waiting_since_us(mine)
         unplanned = instance.id not in self.turn_of
         return unplanned and not len(mine.queue) and view.now_us - max(instance.last_used_us, instance.created_us) < MIN_STAY_US
+
+    def _starves_unplanned(self, view: View, device: Device, place: PlacedTurn, home: int, without: Sequence[str] = ()) -> bool:
+        """Would this home leave no units to an instance that must stay for the jobs of a function without a place here?
+
+        It would be unloaded for that, and loaded again in the room of this place: the two would only ever load.
+        """
+        if view.functions[place.turn.function].spec.lend:
+            return False
+        for name in device.instances:
+            instance = view.instances[name]
+            if name in device.homes or not len(view.functions[instance.function].queue):
+                continue
+            if any(one.device == place.device and not one.infeasible for one in self._turns_of.get(instance.function, ())):
+                continue
+            if instance.phase not in (InstancePhase.LOADING, InstancePhase.WARM) or instance.killed:
+                continue
+            before = device.unreserved_block(instance.units, borrow=True)
+            after = device.unreserved_block(instance.units, without, borrow=True, taken=home)
+            if before and not after and self._must_stay(view, instance, place):
+                return True
+        return False
 
     # ------------------------------------------------------------- the old ones
 

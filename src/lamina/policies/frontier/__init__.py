@@ -16,7 +16,6 @@ tried. A function or call may have another objective: the least latency, the lea
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,11 +43,11 @@ from lamina.policies.frontier.batch_planner import (
     cheaper_upcoming_slots,
     select_batch,
 )
-from lamina.policies.frontier.candidate_slots import CandidateSlot, free_candidates, upcoming_candidates
+from lamina.policies.frontier.candidate_slots import CandidateSlot, free_candidates, spared_candidates, upcoming_candidates
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTables, DeviceKinds
 from lamina.policies.frontier.estimate import CompletionEstimator
 from lamina.policies.frontier.load_shedding import LoadShedder
-from lamina.policies.frontier.optimizer import CONGESTION_SLACK, NOTHING, ConfigOptimizer, states_goal
+from lamina.policies.frontier.optimizer import CONGESTION_SLACK, NOTHING, BatchDecision, ConfigOptimizer, states_goal
 from lamina.policies.frontier.workflow_plans import PlanCache
 from lamina.types import NEVER_US, Call
 
@@ -80,12 +79,12 @@ class Policy:
     order: Order = field(default="due", init=False)
     picks_slice_size: bool = field(default=True, init=False)
     _tables: ConfigTables = field(default_factory=ConfigTables, init=False)
-    _blocking: BlockingRule = field(default_factory=BlockingRule, init=False)
     _recent: RecentEstimates = field(default_factory=RecentEstimates, init=False)
     _shedder: LoadShedder = field(default_factory=LoadShedder, init=False)
     _feedback: BatchingFeedback = field(default_factory=BatchingFeedback, init=False)
     _to_prefetch: dict[str, None] = field(default_factory=dict, init=False)
     """Functions that admitted runs will come to and that are loaded nowhere."""
+    _blocking: BlockingRule = field(init=False)
     _rates: ArrivalRates = field(init=False)
     _plans: PlanCache = field(init=False)
     _kinds: DeviceKinds = field(init=False)
@@ -98,6 +97,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         tables = self._tables
+        self._blocking = BlockingRule(self._shedder.is_shed)
         self._rates = rates = ArrivalRates(self.period_us)
         self._plans = PlanCache(tables, rates)
         self._kinds = DeviceKinds(tables, rates)
@@ -130,18 +130,17 @@ class Policy:
         hosts = view.functions[flow.functions[0]].instances_by_device if flow.functions else ()
         share_us = shedder.on_call_arrived(view, flow, call, self._backlog)
         has_goal = share_us > allowed_us and states_goal(call, flow.slo)  # without a goal it can wait
-        if has_goal and shedder.is_tight(now_us, hosts, 0, allowed_us):  # before the estimate, which takes longest
+        if has_goal and shedder.is_tight(hosts, call, 0, allowed_us):  # before the estimate, which takes longest
             return self._rejected(view, flow, call, share_us, 0, is_shed=True)
         if function is not None:
             estimate_us = self._estimator.estimate_us(view, function, allowed_us, within_us)
         else:
+            self._backlog.on_call_arrived(flow, call)
             estimate_us = self._estimator.workflow_estimate_us(view, flow, allowed_us, shedder.is_overloaded)
         needed_us = int(estimate_us * (1 + self.margin)) + margin_us if estimate_us else 0
         if needed_us > allowed_us and not allows_probe(view, flow, needed_us - margin_us, allowed_us):
-            if share_us <= allowed_us:
-                shedder.on_squeezed(now_us, hosts)
             return self._rejected(view, flow, call, needed_us, estimate_us)
-        if has_goal and shedder.is_tight(now_us, hosts, needed_us, allowed_us):
+        if has_goal and shedder.is_tight(hosts, call, needed_us, allowed_us):
             return self._rejected(view, flow, call, share_us, estimate_us, is_shed=True)
         if function is None:
             self._to_prefetch.update({name: None for name in flow.functions if not view.functions[name].instances})
@@ -151,6 +150,7 @@ class Policy:
 
     def _rejected(self, view: View, flow: Flow, call: Call, offer_us: int, estimate_us: int, *, is_shed: bool = False) -> Reject:
         allowed_us = call.expires_us - view.now_us
+        self._shedder.on_refused(call.target, call.tenant)
         why = explain.explain_rejection(estimate_us, view.admission_margin_us(call.target), self.margin, allowed_us, is_shed)
         return Reject(call.id, "deadline", max(1_000, offer_us - allowed_us), offer_us, why, view.least_cost(flow))
 
@@ -194,7 +194,7 @@ class Policy:
             return Defer(name, NEVER_US, NEVER_US, why=explain.NOT_LOADED)
         head = queue.head()
         if head.expires_us < now_us + soonest_us:
-            self._shedder.on_squeezed(now_us, function.instances_by_device)
+            self._shedder.on_refused(head.run.call.target, head.run.call.tenant, was_admitted=True)
             return Drop(head)
         if len(head.run.jobs) > 1 and self._feasibility.is_infeasible(view, function, head):
             return Drop(head)
@@ -206,8 +206,9 @@ class Policy:
             in_time, jobs = head.due_us >= now_us + soonest_us, [head]
         else:
             late = queue.count_due_before(now_us + soonest_us)
-            in_time, jobs = late < waiting, select_batch(function, waiting, late, slots, now_us)
+            jobs = select_batch(function, waiting, late, slots, now_us, soonest_us)
             head = jobs[0]
+            in_time = head.due_us >= now_us + soonest_us
         has_goal = states_goal(head.run.call, head.run.flow.slo)
         for slot in slots:
             if slot.device.spec.link_mib_per_s:
@@ -227,7 +228,7 @@ class Policy:
         cost_limit = self._budget.step_budget(view, head) if in_time and head.run.call.cost_limit else math.inf
 
         # the cheapest configuration in time: now, later with more jobs, or behind a running batch
-        decision = self._planner.decide(view, batch, slots, cost_limit) if slots else NOTHING
+        decision = self._choose(view, batch, slots, cost_limit) if slots else NOTHING
         if decision.until_us > now_us:
             self._feedback.wait_began(name, len(jobs))
             return Defer(name, decision.until_us, decision.at_count, ignore_devices=True, why=explain.LARGER_BATCH)
@@ -247,11 +248,38 @@ class Policy:
                 return self._commit(view, batch, cheaper)
         return self._start(view, batch, chosen, config, slots)
 
+    def _choose(self, view: View, batch: NextBatch, slots: list[CandidateSlot], cost_limit: float) -> BatchDecision:
+        """The cheapest configuration in time that blocks no function beside it."""
+        decision = self._planner.decide(view, batch, slots, cost_limit)
+        if decision.until_us > view.now_us or decision.slot is None or decision.config is None:
+            return decision
+        if not self._blocks(view, batch, decision.slot, decision.config):
+            return decision
+        for slot in slots:
+            for spared in spared_candidates(view, self._blocking, batch.function, slot):
+                decision = self._planner.decide(view, batch, [spared], cost_limit)
+                if decision is not NOTHING:
+                    return decision
+        return NOTHING
+
+    def _blocks(self, view: View, batch: NextBatch, slot: CandidateSlot, config: BatchConfig) -> bool:
+        """Whether others need the units before the batch would leave them. Its slots were found for the fastest there is."""
+        if slot.is_reserved or slot.insists or len(slot.device.instances) < 2:
+            return False
+        mask = slot.slot_for(config).mask
+        us = slot.table.latency_us(config.batch, mask.bit_count(), config.cores)
+        if us <= min(batch.fastest_us, slot.longest_us):
+            return False
+        from_us, held_us = (slot.at_us, us) if slot.behind is not None else (view.now_us, us + slot.device.way_us)
+        return bool(self._blocking.kept_units(view, batch.function, slot.device, mask, from_us, held_us) & mask)
+
     def _commit(self, view: View, batch: NextBatch, slots: Iterable[CandidateSlot]) -> Decision:
         """Nothing that is free would do: a slot behind a running batch, committed just before that one ends. `slots` come in the
         order in which they are free; those that are free well after the next commitment are not looked at."""
         function, jobs, now_us = batch.function, batch.jobs, view.now_us
-        until_us = min(view.next_slot_us(function), batch.end_us - batch.soonest_us + 1)
+        until_us, late_us = view.next_slot_us(function), batch.end_us - batch.soonest_us + 1
+        if late_us > now_us:
+            until_us = min(until_us, late_us)
         commit_at = None
         for slot in slots:
             way_us = slot.device.way_us
@@ -265,10 +293,12 @@ class Policy:
                     continue
                 slot = asked[0]
             slot = _with_transfers(view, jobs, [slot])[0]
-            assert slot.behind is not None
             config = slot.cheapest_within(len(jobs), batch.end_us - slot.at_us)
+            if config is not None and self._blocks(view, batch, slot, config):
+                slot, config = self._spared(view, batch, slot)
             if config is None or _waits_for_resubmits(function, slot, config):
                 continue
+            assert slot.behind is not None
             is_full = batch.in_time and batch.has_goal and config.batch == function.spec.max_batch
             commit_us = commit_at_us(slot.behind, self.lead_us, is_full)
             at_once = is_full and _follows_own_batch(function, slot) and is_most_urgent(view, function, slot.device)
@@ -282,10 +312,18 @@ class Policy:
                 return decision
         if self._blocking.blocked_us == now_us:  # others may need less soon
             until_us = min(until_us, now_us + max(BLOCKED_US, batch.fastest_us // 2))
+        why = explain.BLOCKED if self._blocking.blocked_us == now_us else explain.NO_SLOT
         rank = self._service_order(view, function)
         if rank[0] == NEVER_US:  # it has a goal once half of its time is over
             until_us = min(until_us, (jobs[0].run.call.arrived_us + jobs[0].due_us) // 2 + 1)
-        return Defer(function.spec.name, max(now_us + 1, until_us), NEVER_US, rank=rank, slot=commit_at, why=explain.NO_SLOT)
+        return Defer(function.spec.name, max(now_us + 1, until_us), NEVER_US, rank=rank, slot=commit_at, why=why)
+
+    def _spared(self, view: View, batch: NextBatch, slot: CandidateSlot) -> tuple[CandidateSlot, BatchConfig | None]:
+        """The cheapest configuration in time on what others can spare of an upcoming slot."""
+        for spared in spared_candidates(view, self._blocking, batch.function, slot):
+            if config := spared.cheapest_within(len(batch.jobs), batch.end_us - slot.at_us):
+                return spared, config
+        return slot, None
 
     def _start(
         self, view: View, batch: NextBatch, slot: CandidateSlot, config: BatchConfig, slots: list[CandidateSlot]
@@ -303,13 +341,6 @@ class Policy:
         if slot.device.spec.link_mib_per_s:
             us += view.transfer_us(chosen, slot.device)
         end_us = slot.at_us + us
-        if us > batch.fastest_us and not slot.is_reserved and not slot.insists and len(slot.device.instances) > 1:
-            from_us, held_us = (slot.at_us, us) if slot.behind is not None else (now_us, us + slot.device.way_us)
-            kept = self._blocking.kept_units(view, function, slot.device, where.mask, from_us, held_us)
-            if kept & where.mask:  # a smaller slice takes longer: too long for functions beside it
-                if not slot.device.busy and (faster := _faster(slot, len(jobs), config)):
-                    return self._start(view, batch, slot, faster, slots)
-                return Defer(name, now_us + BLOCKED_US, NEVER_US, why=explain.BLOCKED)
         for job in chosen:
             if job.expires_us >= end_us:
                 break
@@ -378,13 +409,6 @@ class Policy:
             if soonest_us < 0 or there_us < soonest_us:
                 soonest_us = there_us
         return fastest_us, soonest_us
-
-
-def _faster(slot: CandidateSlot, count: int, config: BatchConfig) -> BatchConfig | None:
-    """Of the configurations faster than this one, the middle: to find by halves one that functions beside it can tolerate."""
-    times, configs = slot.pareto(count)
-    place = bisect_left(times, config.time_us)
-    return configs[place // 2] if place else None
 
 
 def _has_goal(view: View, head: Job) -> bool:

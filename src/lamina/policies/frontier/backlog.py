@@ -17,7 +17,7 @@ from lamina.core.scheduling.state import FunctionState
 from lamina.core.workflow.flow import Flow
 from lamina.policies.frontier.config_table import ConfigTables, DeviceKinds
 from lamina.policies.frontier.workflow_plans import PlanCache
-from lamina.types import NEVER_US
+from lamina.types import NEVER_US, Call
 
 BACKLOG_FRESH_US = 1_000
 """How long a snapshot of all queues is good for."""
@@ -25,6 +25,9 @@ BACKLOG_FRESH_US = 1_000
 
 MOST_AT_ONCE = 32
 """Queues that are added up at once: of thousands, all would take longer than a call has."""
+
+GIVEN_SMOOTHING = 0.1
+"""Weight of the last call in the time that calls of its workflow have."""
 
 MAX_HOSTS = 16
 """Of a function on more devices, so many speak for all: an arrival must not take longer the more devices there are."""
@@ -105,7 +108,7 @@ class _WorkSweep:
                 table = tables.table_for(view, function, device)
                 config = table.cheapest_within(min(jobs, table.max_batch), NEVER_US)
                 if config is not None:
-                    self._sum += jobs * table.unit_us_per_request(config) / len(hosts)
+                    self._sum += jobs * table.unit_us_per_request(config) * function.usual_part / len(hosts)
         del self.to_do[-MOST_AT_ONCE:]
         if not self.to_do:
             self.unit_us = self._sum
@@ -119,7 +122,8 @@ class BacklogModel:
     plans: PlanCache
     kinds: DeviceKinds
     _flows: int = -1  #: how many there were when these were collected
-    _goals_us: dict[str, list[int]] = field(default_factory=dict)  #: per function, of the workflows that call it
+    _callers: dict[str, list[Flow]] = field(default_factory=dict)  #: per function, the workflows that call it
+    _given_us: dict[str, float] = field(default_factory=dict)  #: per workflow, the time that its calls have lately
     _parts_us: dict[str, dict[str, int]] = field(default_factory=dict)
     """Per function and workflow that calls it, its part of the time of a call."""
     _taken_us: int = -1
@@ -134,6 +138,16 @@ class BacklogModel:
         if snapshot is None:
             snapshot = self._snapshots[scale] = self._take(view, allowed_us, with_expected)
         return snapshot
+
+    def on_call_arrived(self, flow: Flow, call: Call) -> None:
+        """Note how much time a call of a workflow has: clients may give it less than its SLO, or more."""
+        if call.deadline_us < NEVER_US:
+            given_us = call.deadline_us - call.arrived_us
+            known_us = self._given_us.get(flow.name, given_us)
+            self._given_us[flow.name] = known_us + GIVEN_SMOOTHING * (given_us - known_us)
+
+    def _goal_us(self, flow: Flow) -> int:
+        return int(self._given_us.get(flow.name, flow.slo.latency_us))
 
     def on_admitted(self, view: View, flow: Flow) -> None:
         """Count a run that has just been admitted: a burst arrives within the time a snapshot is good for."""
@@ -227,12 +241,12 @@ class BacklogModel:
             if config is not None and 0 < allowed_us < 2 * config.time_us:
                 config = table.fastest()
             if config is not None:
-                rates[host] = device.spec.units / max(1.0, table.unit_us_per_request(config))
+                rates[host] = device.spec.units / max(1.0, table.unit_us_per_request(config) * function.usual_part)
         return rates
 
     def _part_us(self, view: View, flow: Flow, name: str) -> int:
         """What falls to one function of the time a call has: as much as its part of the fastest way through."""
-        slo_us = flow.slo.latency_us
+        slo_us = self._goal_us(flow)
         whole = self.plans.whole_frontier(view, flow) if flow.sole_task is None and slo_us else None
         if whole is None:
             return slo_us
@@ -248,10 +262,12 @@ class BacklogModel:
         and those with a later deadline give way."""
         if self._flows != len(view.flows):
             self._flows = len(view.flows)
-            self._goals_us.clear()
+            self._callers.clear()
             for flow in view.flows.values():
                 if flow.sole_task is None:
                     for function in flow.functions:
-                        self._goals_us.setdefault(function, []).append(flow.slo.latency_us or flow.slo.timeout_us)
-        goals_us = self._goals_us.get(name, ())
-        return sum(min(1.0, allowed_us / goal_us) for goal_us in goals_us) / len(goals_us) if goals_us else 1.0
+                        self._callers.setdefault(function, []).append(flow)
+        callers = self._callers.get(name)
+        if not callers:
+            return 1.0
+        return sum([min(1.0, allowed_us / (self._goal_us(flow) or flow.slo.timeout_us)) for flow in callers]) / len(callers)

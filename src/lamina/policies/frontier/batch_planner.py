@@ -35,29 +35,33 @@ PASS_OVER = 1.1
 # ------------------------------------------------------------------------ members
 
 
-def select_batch(function: FunctionState, waiting: int, late: int, slots: list[CandidateSlot], now_us: int) -> list[Job]:
+def select_batch(
+    function: FunctionState, waiting: int, late: int, slots: list[CandidateSlot], now_us: int, soonest_us: int
+) -> list[Job]:
     """Jobs of the next batch, its head first: of so many waiting those that can be in time, then the `late` ones."""
     queue, most = function.queue, function.spec.max_batch
     if late >= waiting:
         return batchable_prefix(queue.first(most))
-    start = _batch_head(function, late, slots, now_us) if waiting - late > 1 and slots else late
-    jobs = queue.slice(start, most)
-    if start and len(jobs) < most:
-        jobs += queue.slice(0, min(start, most - len(jobs)))
+    from_us = now_us + soonest_us
+    passed = _passed_over(function, late, slots, now_us, from_us) if waiting - late > 1 and slots else 0
+    jobs = queue.due_from(from_us, passed, most)
+    if late + passed and len(jobs) < most:
+        chosen = {job.id for job in jobs}
+        jobs += [job for job in queue.first(most) if job.id not in chosen][: most - len(jobs)]
     return batchable_prefix(jobs)
 
 
-def _batch_head(function: FunctionState, late: int, slots: list[CandidateSlot], now_us: int) -> int:
-    """Position of the batch head. More wait than fit into one batch: a job so urgent that the batch would be small or dear for it
-    is passed over if more are served, in the same time on the same units, without it."""
+def _passed_over(function: FunctionState, late: int, slots: list[CandidateSlot], now_us: int, from_us: int) -> int:
+    """Jobs before the batch head, of those that can be in time. More wait than fit into one batch: a job so urgent that the batch
+    would be small or dear for it is passed over if more are served, in the same time on the same units, without it."""
     queue, most = function.queue, function.spec.max_batch
     waiting = len(queue) - late
-    if waiting <= most and not _splits(function, late, slots):
-        return late
+    if waiting <= most and not _splits(function, late, slots, from_us):
+        return 0
     most = min(waiting, most)
-    jobs = queue.slice(late, most)
+    jobs = queue.due_from(from_us, 0, most)
     ideal = cheapest_slot(slots, most, NEVER_US)
-    best, best_rate = late, 0.0
+    best, best_rate = 0, 0.0
     for passed, job in enumerate(jobs):
         found = cheapest_slot(slots, most, job.due_us - now_us)
         if ideal is None or found is None:
@@ -65,16 +69,16 @@ def _batch_head(function: FunctionState, late: int, slots: list[CandidateSlot], 
         config = found[1]
         rate = (config.batch - passed) / (config.cost * config.batch) if config.cost else 1.0
         if rate > best_rate:
-            best, best_rate = late + passed, rate
+            best, best_rate = passed, rate
         if config.cost <= PASS_OVER * ideal[1].cost:
             break
     return best
 
 
-def _splits(function: FunctionState, late: int, slots: list[CandidateSlot]) -> bool:
+def _splits(function: FunctionState, late: int, slots: list[CandidateSlot], from_us: int) -> bool:
     """There is room for one batch, and in time for the most urgent job it would leave others behind. (A step of a workflow
     may be late without the whole being so.)"""
-    head = function.queue.slice(late, 1)[0]
+    head = function.queue.due_from(from_us, 0, 1)[0]
     if len(slots) > 1 or head.run.is_workflow:
         return False
     slot, waiting = slots[0], len(function.queue) - late
@@ -197,6 +201,7 @@ def _fastest(slots: list[CandidateSlot], count: int) -> BatchDecision:
     for slot in slots:
         for config in slot.table.configs(min(count, slot.table.max_batch)):
             fits = config.units == slot.units if slot.is_exact else config.units <= slot.units
+            fits = fits and config.time_us <= slot.longest_us
             if fits and config.cores <= slot.cores and (best is None or (slot.time_us(config), config.cost) < best[:2]):
                 best = (slot.time_us(config), config.cost, slot, config)
     return BatchDecision(best[2], best[3]) if best is not None else NOTHING

@@ -14,6 +14,7 @@ from lamina.core.scheduling.state import Batch, FunctionState, Instance
 from lamina.core.unit_blocks import find_block
 from lamina.planner.blocking import BlockingRule
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, ConfigTables, ParetoFront, largest_fit
+from lamina.types import NEVER_US
 
 MAX_CANDIDATES = 16
 """Of a function with more instances, so many slots are compared, or two of them on idle devices: there is none better."""
@@ -41,6 +42,7 @@ class CandidateSlot(NamedTuple):
     transfer_us: int = 0  #: to bring the input of one job over
     is_exact: bool = False  #: no fewer units than these
     insists: bool = False  #: on units that are kept for others: it would be late without them
+    longest_us: int = NEVER_US  #: a batch that takes longer would block functions beside it
 
     def pareto(self, count: int) -> ParetoFront:
         """What could be run here, fastest first."""
@@ -49,7 +51,7 @@ class CandidateSlot(NamedTuple):
     def cheapest_within(self, count: int, within_us: int) -> BatchConfig | None:
         """The cheapest that is done within this time after `at_us`."""
         times, configs = self.table.pareto(count, -self.units if self.is_exact else self.units, self.cores)
-        place = bisect_right(times, within_us)
+        place = bisect_right(times, within_us if within_us < self.longest_us else self.longest_us)
         while place and self.transfer_us and self.time_us(configs[place - 1]) > within_us:
             place -= 1
         return configs[place - 1] if place else None
@@ -100,6 +102,27 @@ def free_candidates(
         if not idle or len(found) == most:
             break
     return found if view.bandwidth is None else _within_bandwidth(view, function, found)
+
+
+def spared_candidates(
+    view: View, blocking: BlockingRule, function: FunctionState, slot: CandidateSlot
+) -> Iterator[CandidateSlot]:
+    """The slot as what others can spare of it: few units for as long as the jobs have, then the more units the shorter the time.
+    For a batch that would block others on the units and in the time that were chosen first."""
+    fastest = slot.table.fastest()
+    if fastest is None:
+        return
+    device, alone_us = slot.device, fastest.time_us
+    way_us = 0 if slot.behind is not None else device.way_us
+    from_us = slot.at_us if slot.behind is not None else view.now_us
+    within_us = max(alone_us, function.queue.head().expires_us - slot.at_us)
+    before = -1
+    for limit_us in blocking.limits_us(view, function, device, alone_us + way_us, within_us + way_us):
+        free = slot.free & ~blocking.kept_units(view, function, device, slot.free, from_us, limit_us)
+        units = largest_fit(free, slot.table.unit_counts, device.spec.limits.aligned, device.spec.units)
+        if units and free != before:  # else the same for a shorter time
+            before = free
+            yield slot._replace(free=free, units=units, longest_us=limit_us - way_us)
 
 
 def _from_next(function: FunctionState) -> Iterable[Instance]:

@@ -265,8 +265,10 @@ class WarmHosts(NamedTuple):
 class ConfigTables:
     """Configuration tables per function and kind of device, rebuilt when predictions have moved."""
 
-    _tables: dict[tuple[str, tuple[object, ...]], ConfigTable] = field(default_factory=dict)
-    _shapes: dict[str, tuple[DeviceSpec, tuple[object, ...]]] = field(default_factory=dict)
+    _tables: dict[tuple[str, int], ConfigTable] = field(default_factory=dict)  #: by function and shape
+    _shapes: dict[str, tuple[DeviceSpec, int]] = field(default_factory=dict)  #: by device
+    _numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
+    """Of shapes: kinds of devices on which a function has the same configurations. Hashed once, not for each look-up."""
     _warm: dict[str, tuple[int, int, list[WarmHosts]]] = field(default_factory=dict)
     """By function: until when, with which placements, and where it is warm."""
 
@@ -291,7 +293,7 @@ class ConfigTables:
         spec = device.spec
         known = self._shapes.get(spec.id)
         if known is None or known[0] is not spec:
-            known = self._shapes[spec.id] = (spec, _shape(spec))
+            known = self._shapes[spec.id] = (spec, self._numbers.setdefault(_shape(spec), len(self._numbers)))
         key = (function.spec.name, known[1])
         table = self._tables.get(key)
         now_us = view.now_us

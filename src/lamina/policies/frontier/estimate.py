@@ -38,6 +38,9 @@ PACKING_EFFICIENCY = 0.7
 CAPACITY_FRESH_US = 5_000
 """How long the capacity of a function is good for."""
 
+MAX_TIMES = 64
+"""Times of calls that a capacity is kept for."""
+
 MAX_INSTANCES = 16
 """Of a function with more instances, so many speak for all: an arrival must not take longer the more devices there are."""
 
@@ -61,7 +64,7 @@ class FunctionCapacity(NamedTuple):
     """Capacity of a function where it is loaded, for calls with about as much time."""
 
     until_us: int
-    basis: tuple[int, int, int]  #: the time a call has, roughly, and the instances there were
+    instances: tuple[int, int]  #: how many were ever started, and there were
     is_cold: bool  #: it is loaded nowhere
     kinds: list[KindCapacity]
 
@@ -73,16 +76,21 @@ class CompletionEstimator:
     tables: ConfigTables
     plans: PlanCache
     backlog: BacklogModel
-    _capacity: dict[str, FunctionCapacity] = field(default_factory=dict)
+    _capacity: dict[str, dict[int, FunctionCapacity]] = field(default_factory=dict)  #: by function and the time a call has
 
     def estimate_us(self, view: View, function: FunctionState, allowed_us: int, within_us: int) -> int:
         """Time until a job joining the queue now would be done, the first found `within_us` or the least there is."""
         ahead = len(function.queue) + 1
-        # calls have a few microseconds more or less, by how long they took to get here: that much does not matter
-        basis = (allowed_us >> max(0, allowed_us.bit_length() - 5), function.loads_started, len(function.instances))
-        known = self._capacity.get(function.spec.name)
-        if known is None or view.now_us >= known.until_us or known.basis != basis:
-            known = self._capacity[function.spec.name] = self._measure_capacity(view, function, allowed_us, basis)
+        # calls have a few percent more or less time, by how long they took to get here: that much does not matter
+        by_time = self._capacity.setdefault(function.spec.name, {})
+        coarse = max(0, allowed_us.bit_length() - 5)
+        about_us = allowed_us >> coarse << coarse
+        known = by_time.get(about_us)
+        instances_now = (function.loads_started, len(function.instances))
+        if known is None or view.now_us >= known.until_us or known.instances != instances_now:
+            if len(by_time) >= MAX_TIMES:
+                by_time.clear()
+            known = by_time[about_us] = self._measure_capacity(view, function, allowed_us, instances_now)
         if not known.kinds:
             return _cold_start_us(view, function, ahead, self._fastest_us(view, function, ahead)) if known.is_cold else 0
         least_us = 0
@@ -99,7 +107,7 @@ class CompletionEstimator:
         return max(best_us, least_us)
 
     def _measure_capacity(
-        self, view: View, function: FunctionState, allowed_us: int, basis: tuple[int, int, int]
+        self, view: View, function: FunctionState, allowed_us: int, instances_now: tuple[int, int]
     ) -> FunctionCapacity:
         """How fast its queue is served, per kind of device."""
         found: dict[int, tuple[ConfigTable, list[Instance]]] = {}
@@ -124,7 +132,7 @@ class CompletionEstimator:
         for table, instances in found.values():
             config = table.best_throughput(allowed_us)
             if config is None or not table.is_known:
-                return FunctionCapacity(0, basis, False, [])
+                return FunctionCapacity(0, instances_now, False, [])
             at_once = 0
             for instance in instances:
                 where = view.devices[instance.device].spec
@@ -144,7 +152,7 @@ class CompletionEstimator:
                 if other is not None and other not in configs:
                     configs.append(other)
             kinds.append(KindCapacity(rate / sum(rates), table, instances, configs))
-        return FunctionCapacity(view.now_us + CAPACITY_FRESH_US if count else 0, basis, not count, kinds)
+        return FunctionCapacity(view.now_us + CAPACITY_FRESH_US if count else 0, instances_now, not count, kinds)
 
     def _fastest_us(self, view: View, function: FunctionState, ahead: int) -> Callable[[Device], int]:
         def batch_us(device: Device) -> int:
@@ -194,7 +202,9 @@ def _queue_delay_us(
     view: View, function: FunctionState, instances: list[Instance], table: ConfigTable, config: BatchConfig, ahead: int
 ) -> int:
     """Behind its own queue, in batches like this one; units come back as what runs now ends. What is free counts from when a
-    batch that starts now has made its way; what is booked makes it meanwhile."""
+    batch that starts now has made its way; what is booked makes it meanwhile. Its own batch takes the time that is planned with;
+    those before it what batches usually take, for a row of them is seldom slow as a whole, and a slice that is free early waits
+    for the way of the next."""
     units, now_us = config.units, view.now_us
     free = total = 0
     nearest_us = NEVER_US  #: the shortest way
@@ -216,12 +226,14 @@ def _queue_delay_us(
             idle = units * max(0, at_once - instance.running)
             if instance.running:
                 begun = [batch for batch in instance.batches.values() if batch.started_us >= 0]
-                ends += [(max(batch.slice_free_us, reach_us), units) for batch in begun]
+                ends += [(max(batch.slice_free_us - max(0, batch.early_us - way_us), reach_us), units) for batch in begun]
         else:
             total += spec.units
             idle = spec.units - device.busy.bit_count()
-            if device.returns:
-                ends += [(at_us if at_us > reach_us else reach_us, count) for at_us, _, count in device.returns]
+            for at_us, batch_id, count in device.returns:
+                early_us = view.batches[batch_id].early_us
+                at_us -= early_us - way_us if early_us > way_us else 0
+                ends.append((at_us if at_us > reach_us else reach_us, count))
         if way_us and idle:
             ends.append((reach_us, idle))
         else:
@@ -230,8 +242,9 @@ def _queue_delay_us(
     before = (ahead - 1) // most
     lanes = max(1, total // units)
     skipped = max(0, before - MAX_STEPS) // lanes * lanes  # a long queue is served at a steady pace
-    wait_us = skipped // lanes * config.time_us
-    start_us = _last_start_us(ends, free, units, before - skipped + 1, config.time_us, now_us) - now_us
+    usual_us = min(config.time_us, int(config.time_us * function.usual_part) + nearest_us)
+    wait_us = skipped // lanes * usual_us
+    start_us = _last_start_us(ends, free, units, before - skipped + 1, usual_us, now_us) - now_us
     wait_us += start_us
     joined = ahead - before * most + int(max(0, start_us - nearest_us) / max(1.0, function.arrivals.interarrival_us))
     count = most if before or joined >= most else joined

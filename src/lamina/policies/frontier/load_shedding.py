@@ -7,6 +7,10 @@ held back. Of one that asks for more, a virtual clock says when all that was adm
 the least latency it can be offered. So a call is still rejected only if what it is offered is beyond its deadline: a stream
 with much time fills the time it has, one with little is held to its rate, and none is starved by another.
 
+The clock counts only while another stream on the device is served worse: a smaller part of what its share would do is served of
+late, or what waits of it would be late even at twice its share (`_compare`). To hold all to their rates at all times would leave
+units idle whenever one of them has fewer calls than usual.
+
 Demand is an estimate, so it is corrected. A device that is not busy although streams are held back can do more than was
 thought; one on which streams that ask for less than their share are rejected, less. And no stream is held back on a device that
 was not busy: a few calls more than usual in a fifth of a second are no overload.
@@ -39,8 +43,17 @@ BUSY = 0.9
 NEARLY_LATE = 0.8
 """Part of the time of a call: what is estimated to take longer leaves no room for others behind it."""
 
-SHORT_US = 100_000
-"""Streams that have had more than their share are held back for so long after one that has not was rejected or late."""
+SERVED_STEP = 1 / 64
+"""Weight of the last call in the part of a stream's calls that are served."""
+
+PACE = 2.0
+"""Times its share: a stream that would be late even at this pace is served worse than others."""
+
+EVEN = 0.1
+"""Parts that two streams get of their shares count as equal up to so much."""
+
+LIGHT = EVEN - 0.01
+"""A stream that asks for less than its share is to be served in full: so much sooner it counts as served worse."""
 
 FEW, PART = 64, 16
 """Up to so many streams are added up at once; of more, so many with each call that arrives."""
@@ -54,10 +67,12 @@ class _Device:
     capacity: float = 1.0  #: what it can do, over what was thought
     busy: float = 0.0  #: sum of the busy shares seen
     seen: int = 0
-    short_until_us: int = 0  #: a stream within its share did not get it just now
+    worst: float = 1.0  #: of its streams, how well the one is served that has least of its share
     is_overloaded: bool = False
+    shed: set[str] = field(default_factory=set)  #: functions that none but such streams use
     shares: dict[Stream, float] = field(default_factory=dict)  #: in units, of streams that ask for more than that
     has_light: bool = False  #: there are streams that ask for less than their share
+    is_light_short: bool = False  #: and one of them is not served in full
 
 
 @dataclass(slots=True)
@@ -68,6 +83,9 @@ class LoadShedder:
     _devices: dict[str, _Device] = field(default_factory=dict)
     _calls: dict[Stream, int] = field(default_factory=dict)  #: since the last update
     _rates: dict[Stream, float] = field(default_factory=dict)  #: calls per microsecond
+    _served: dict[Stream, float] = field(default_factory=dict)  #: part of its calls, of late, that were not turned away
+    _excess: dict[Stream, float] = field(default_factory=dict)  #: what it asks for over its share, of streams that ask for more
+    _pressed: set[str] = field(default_factory=set)
     _interval_us: dict[Stream, float] = field(default_factory=dict)  #: between calls at its share, of streams held back
     _clock_us: dict[Stream, float] = field(default_factory=dict)  #: when what was admitted will be done at that rate
     _updated_us: int = 0
@@ -85,7 +103,15 @@ class LoadShedder:
         if self._sweep is None and view.now_us - self._updated_us >= UPDATE_US:
             units = {name: device.spec.units for name, device in view.devices.items()}
             work_of = partial(_work_per_call, view, backlog)
-            self._sweep = self._add_up(view.now_us, units, work_of, view.tenant_weight, partial(_requested_part, view))
+            self._sweep = self._add_up(
+                view.now_us,
+                units,
+                work_of,
+                view.tenant_weight,
+                partial(_requested_part, view),
+                partial(_is_pressed, view),
+                partial(_functions_of, view),
+            )
         if self._sweep is not None and next(self._sweep, self) is self:
             self._sweep = None
         return self.delay_us(view.now_us, call)
@@ -106,29 +132,47 @@ class LoadShedder:
 
     def on_admitted(self, now_us: int, call: Call) -> None:
         """Advance the virtual clock of its stream."""
+        stream = (call.target, call.tenant)
+        served = self._served.get(stream)
+        if served is not None:
+            self._served[stream] = served + SERVED_STEP * (1 - served)
         if self._interval_us:
-            stream = (call.target, call.tenant)
             interval_us = self._interval_us.get(stream)
             if interval_us is not None:
                 self._clock_us[stream] = max(now_us, self._clock_us.get(stream, 0.0)) + interval_us
 
-    def on_squeezed(self, now_us: int, devices: Iterable[str]) -> None:
-        """A call is late, or would be, that at the share of its stream would not: others have too much of these devices."""
-        if self.is_overloaded:
-            for device in devices:
-                if device in self._devices:
-                    self._devices[device].short_until_us = now_us + SHORT_US
+    def on_refused(self, target: str, tenant: str, was_admitted: bool = False) -> None:
+        """A call was rejected, or dropped because it could not be in time any more."""
+        stream = (target, tenant)
+        served = self._served.get(stream, 1.0)
+        if was_admitted:
+            served = max(0.0, (served - SERVED_STEP) / (1 - SERVED_STEP))
+        self._served[stream] = (1 - SERVED_STEP) * served
 
-    def is_tight(self, now_us: int, devices: Iterable[str], needed_us: int, allowed_us: int) -> bool:
-        """Whether a stream that has had its share must leave room: one did not get its share just now; or there are some that ask
+    def is_tight(self, devices: Iterable[str], call: Call, needed_us: int, allowed_us: int) -> bool:
+        """Whether a stream that has had its share must leave room: another is served worse; or there are some that ask
         for less, and this call would be among the last to be in time."""
+        mine = -1.0
         for name in devices:
             known = self._devices.get(name)
-            if known is not None and (
-                now_us < known.short_until_us or (known.has_light and needed_us > NEARLY_LATE * allowed_us)
-            ):
-                return True
+            if known is not None and known.is_overloaded:
+                if mine < 0:
+                    mine = self._satisfied((call.target, call.tenant))
+                if known.worst < mine - EVEN or (known.has_light and needed_us > NEARLY_LATE * allowed_us):
+                    return True
         return False
+
+    def _satisfied(self, stream: Stream) -> float:
+        """How much it gets of its share: of all it asks for, if that is less."""
+        if stream[0] in self._pressed:
+            return 0.0
+        return min(1.0, self._served.get(stream, 1.0) * self._excess.get(stream, 1.0))
+
+    def is_shed(self, device: str, function: str) -> bool:
+        """Whether the device is asked for more than it can do, and all streams that use the function there for more than their
+        share."""
+        known = self._devices.get(device)
+        return known is not None and function in known.shed
 
     def update(
         self, now_us: int, units: Mapping[str, int], work: Mapping[str, Mapping[str, float]], weights: Mapping[str, float]
@@ -147,6 +191,8 @@ class LoadShedder:
         work_of: Callable[[str], Mapping[str, float]],
         weight_of: Callable[[str], float],
         request_of: Callable[[str], float] = lambda target: 0.0,
+        is_pressed: Callable[[str, float], bool] = lambda target, per_us: False,
+        functions_of: Callable[[str], Iterable[str]] = lambda target: (target,),
     ) -> Iterator[None]:
         """The same, some streams or devices at a time: of thousands, all would take longer than a call has."""
         span_us = max(UPDATE_US // 2, now_us - self._updated_us)
@@ -165,6 +211,8 @@ class LoadShedder:
             rate = self._rates[stream] = fresh if known is None else known + MEMORY * (fresh - known)
             if rate * 1e7 < 1e-3:
                 del self._rates[stream]
+                self._served.pop(stream, None)
+                self._excess.pop(stream, None)
                 continue
             target, tenant = stream
             if target not in work:
@@ -175,13 +223,51 @@ class LoadShedder:
         for done, (name, count) in enumerate(units.items()):
             if done and not done % FEW:
                 yield
-            _divide(self._devices.setdefault(name, _Device()), count, needs.get(name, {}), weights, request_of)
+            known_device = self._devices.setdefault(name, _Device())
+            _divide(known_device, count, needs.get(name, {}), weights, request_of)
+            for stream, share in known_device.shares.items():
+                self._excess[stream] = max(1.0, needs[name][stream] / max(1e-9, share))
+            for stream in needs.get(name, {}):
+                if stream not in known_device.shares:
+                    self._excess.pop(stream, None)
         for name in self._devices.keys() - units.keys():  # it has left
             del self._devices[name]
         self.is_overloaded = any(device.is_overloaded for device in self._devices.values())
         self._interval_us = self._held_back(work) if self.is_overloaded else {}
         for stream in [stream for stream in self._clock_us if stream not in self._interval_us]:
             del self._clock_us[stream]
+        yield from self._compare(needs, is_pressed, functions_of)
+
+    def _compare(
+        self,
+        needs: Mapping[str, Mapping[Stream, float]],
+        is_pressed: Callable[[str, float], bool],
+        functions_of: Callable[[str], Iterable[str]],
+    ) -> Iterator[None]:
+        """How well the stream is served that has least of its share, on each device. One whose calls would be late even if it had
+        more than its share from now on has none of it."""
+        rates: dict[str, float] = {}
+        for (target, _), interval_us in self._interval_us.items():
+            rates[target] = rates.get(target, 0.0) + 1 / interval_us
+        pressed: set[str] = set()
+        for done, (target, per_us) in enumerate(rates.items()):
+            if done and not done % FEW:
+                yield
+            if is_pressed(target, PACE * per_us):
+                pressed.add(target)
+        self._pressed = pressed
+        for done, (name, device) in enumerate(list(self._devices.items())):
+            if done and not done % FEW:
+                yield
+            if not device.is_overloaded:
+                device.shed = set()
+                continue
+            heavy, light = device.shares, [stream for stream in needs.get(name, {}) if stream not in device.shares]
+            kept = {function for target, _ in light for function in functions_of(target)}
+            device.shed = {function for target, _ in heavy for function in functions_of(target)} - kept
+            fullest = min([self._satisfied(stream) for stream in light], default=1.0)
+            device.is_light_short = fullest < 1 - EVEN + LIGHT
+            device.worst = min([fullest - LIGHT if light else 1.0, *(self._satisfied(stream) for stream in heavy)])
 
     def _held_back(self, work: Mapping[str, Mapping[str, float]]) -> dict[Stream, float]:
         """Streams without room for all of their calls on any device, and the time between two calls at their shares."""
@@ -204,6 +290,22 @@ def _work_per_call(view: View, backlog: BacklogModel, target: str) -> Mapping[st
     return backlog.work_per_call(view, flow) if flow is not None else {}
 
 
+def _is_pressed(view: View, target: str, per_us: float) -> bool:
+    """Whether what waits of a function would be late at so many jobs a microsecond."""
+    function = view.functions.get(target)
+    waiting = len(function.queue) if function is not None else 0
+    if function is None or not waiting:
+        return False
+    return any(
+        function.queue.slice(place - 1, 1)[0].due_us - view.now_us < place / per_us for place in (waiting, (waiting + 1) // 2)
+    )
+
+
+def _functions_of(view: View, target: str) -> Iterable[str]:
+    flow = view.flows.get(target)
+    return flow.functions if flow is not None else ()
+
+
 def _requested_part(view: View, target: str) -> float:
     """Part of the time that a function is owed (`Quota(request=)`)."""
     function = view.functions.get(target)
@@ -222,6 +324,8 @@ def _divide(
     idle = device.seen > 0 and device.busy / device.seen < BUSY
     if device.is_overloaded and idle:
         device.capacity = min(2.0, device.capacity * 1.05)
+    elif device.is_overloaded and device.is_light_short:
+        device.capacity = max(0.5, device.capacity * 0.95)
     elif not device.is_overloaded and device.seen:
         device.capacity += 0.1 * (1.0 - device.capacity)
     device.busy, device.seen = 0.0, 0

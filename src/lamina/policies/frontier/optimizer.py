@@ -43,6 +43,9 @@ CONGESTION_SLACK = 0.1
 MAX_WAIT_BATCHES = 3
 """Times a batch takes that its first job may wait for others."""
 
+MAX_STAYS = 64
+"""SLOs that the cost of stays is kept for, of one step."""
+
 CLOSED_LOOP = 0.5
 """From this share of clients that resubmit at once on, they count as closed-loop clients."""
 
@@ -149,21 +152,24 @@ class ConfigOptimizer:
         busy = min(crowded)
         kept_us = 0
         if waiting is not None:
-            kept_us = int((1 + 2 * busy) * waiting.kept_us(int(arrays.time_us.min()) + step.after.fastest_us))
+            kept_us = int((1 + 2 * busy) * waiting.kept_us(plan.configs[0].time_us + step.after.fastest_us))
         later_us = delay_us(slots, count, waiting.gap_us if waiting is not None else None, kept_us, plan)
         congestion = congestion_cost(crowded, slo_us, plan)
         careful_us = int(budget_us / (1 + self.spare + CONGESTION_SLACK * busy))
-        ranking = step.query(careful_us, allowed=allowed, delay_us=later_us, extra_cost=congestion)
-        if not ranking.fits:
-            ranking = step.query(budget_us, allowed=allowed, delay_us=later_us, extra_cost=congestion)
-        if not ranking.fits:
+        best, totals = step.cheapest(careful_us, allowed, later_us, congestion)
+        if best < 0:
+            best, totals = step.cheapest(budget_us, allowed, later_us, congestion)
+        if best < 0:
             return NOTHING
-        best = ranking.best
         target = plan.configs[best]
         if target.batch > count:
             assert waiting is not None
-            now = next((int(row) for row in ranking.order[: ranking.fits] if arrays.batch[row] <= count), -1)
-            if now < 0 or ranking.totals[best] < (1 - MIN_SAVING) * ranking.totals[now]:
+            least = totals[best]
+            totals[arrays.batch > count] = math.inf
+            now = int(totals.argmin())
+            if totals[now] == math.inf:
+                now = -1
+            if now < 0 or least < (1 - MIN_SAVING) * totals[now]:
                 way_us = _least_way_us(slots, plan.tables[int(plan.kind[best])])
                 until_us = _wait_until_us(now_us, careful_us - kept_us - way_us, count, waiting, plan, target)
                 if until_us > now_us:
@@ -236,15 +242,17 @@ def _wait_until_us(now_us: int, within_us: int, count: int, waiting: WaitBudget,
 
 
 def allowed_configs(slots: list[CandidateSlot], count: int, plan: StepPlan) -> NDArray[np.bool_]:
-    """No batch larger than the queue (a negative count: unless waited for), no slice larger than there is room for."""
+    """No batch larger than the queue (a negative count: unless waited for), no slice larger than there is room for, and no stay
+    longer than others can bear."""
     room = tuple(_largest_room(slots, table) for table in plan.tables)
     found = plan.masks.get((count, room))
     if found is None:
         import numpy as np
 
         arrays = plan.step.configs
-        units, cores = np.array(room, np.int64).T
+        units, cores, longest_us = np.array(room, np.int64).T
         found = (arrays.units <= units[plan.kind]) & (arrays.cpus <= cores[plan.kind]) & (arrays.batch <= abs(count))
+        found &= arrays.time_us <= longest_us[plan.kind]
         if count < 0:
             found |= arrays.batch > -count
         plan.masks[count, room] = found
@@ -258,9 +266,12 @@ def delay_us(
     inputs are there, and the way there and back."""
     found, batch = None, plan.step.configs.batch
     if gap_us is not None:
-        over = (batch - count).clip(0)
-        found = (over * gap_us).astype(batch.dtype)
-        found[over > 0] += kept_us
+        missing = plan.missing.get(count)
+        if missing is None:
+            missing = plan.missing[count] = (batch - count).clip(0)
+        found = (missing * gap_us).astype(batch.dtype)
+        if kept_us:
+            found[missing > 0] += kept_us
     if any(slot.transfer_us for slot in slots):
         import numpy as np
 
@@ -279,14 +290,18 @@ def congestion_cost(crowded: list[float], slo_us: int, plan: StepPlan) -> NDArra
     """What a long stay costs the jobs behind it on a full device; None: they are empty."""
     if not max(crowded):
         return None
-    costs: NDArray[np.float64] = plan.cost_times_time / max(1, slo_us) + plan.opportunity_cost
-    if len(crowded) > 1:
+    costs = plan.stays.get(slo_us)
+    if costs is None:
+        if len(plan.stays) >= MAX_STAYS:
+            plan.stays.clear()
+        costs = plan.stays[slo_us] = plan.cost_times_time / max(1, slo_us) + plan.opportunity_cost
+    if len(crowded) == 1:
+        on_full: NDArray[np.float64] = costs * crowded[0]
+    else:
         import numpy as np
 
-        costs *= np.array(crowded)[plan.kind]
-    else:
-        costs *= crowded[0]
-    return costs
+        on_full = costs * np.array(crowded)[plan.kind]
+    return on_full
 
 
 def least_busy(slots: list[CandidateSlot], table: ConfigTable) -> float:
@@ -299,8 +314,8 @@ def _busy(device: Device) -> float:
     return max(busy, 1 - device.cores_free / device.spec.cores) if device.spec.cores else busy
 
 
-def _largest_room(slots: list[CandidateSlot], table: ConfigTable) -> tuple[int, int]:
-    return max([(slot.units, slot.cores) for slot in slots if slot.table is table], default=(0, 0))
+def _largest_room(slots: list[CandidateSlot], table: ConfigTable) -> tuple[int, int, int]:
+    return max([(slot.units, slot.cores, slot.longest_us) for slot in slots if slot.table is table], default=(0, 0, 0))
 
 
 def _least_way_us(slots: list[CandidateSlot], table: ConfigTable) -> int:

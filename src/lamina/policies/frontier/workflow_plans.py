@@ -43,7 +43,7 @@ WAY_STEP = 1.25
 
 
 class StepPlan(NamedTuple):
-    """One step of one workflow: its configurations on all kinds of devices, and what comes after it."""
+    """One step of one workflow: its configurations on all kinds of devices, the fastest first, and what comes after it."""
 
     step: CostToGo
     configs: list[BatchConfig]
@@ -51,7 +51,9 @@ class StepPlan(NamedTuple):
     kind: NDArray[np.int64]  #: per configuration, which of them
     cost_times_time: NDArray[np.float64]  #: per configuration
     opportunity_cost: NDArray[np.float64]  #: per configuration, what it keeps others from beyond its cost, in units or cores
-    masks: dict[tuple[int, tuple[tuple[int, int], ...]], NDArray[np.bool_]]  #: what may be had, by jobs waiting and free units
+    masks: dict[tuple[int, tuple[tuple[int, int, int], ...]], NDArray[np.bool_]]  #: what may be had, by jobs waiting and room
+    missing: dict[int, NDArray[np.int64]]  #: likewise how many jobs it is short of, by jobs waiting
+    stays: dict[int, NDArray[np.float64]]  #: likewise what its stay costs on a full device, by the SLO
 
 
 @dataclass(slots=True)
@@ -174,6 +176,8 @@ def _plan(
                 rows = table.configs(batch)
                 configs += rows
                 kinds += [index] * len(rows)
+        by_time = sorted(zip([config.time_us for config in configs], range(len(configs)), strict=True))
+        configs, kinds = [configs[at] for _, at in by_time], [kinds[at] for _, at in by_time]
         own = ConfigArrays.from_rows(ProfiledConfig(c.batch, c.cores, c.units, c.time_us, c.cost) for c in configs)
         lost = np.array([max(0.0, _kept_busy(found[kind].spec, c) - c.cost) for kind, c in zip(kinds, configs, strict=True)])
         raw[name] = (own, configs, np.array(kinds, np.int64), lost)
@@ -190,7 +194,7 @@ def _plan(
     for path, step in planned.steps.items():
         name = _function_at(flow, path)
         own, configs, kind, lost = raw[name]
-        made[path] = StepPlan(CostToGo(own, step.after), configs, tables[name], kind, own.cost * own.time_us, lost, {})
+        made[path] = StepPlan(CostToGo(own, step.after), configs, tables[name], kind, own.cost * own.time_us, lost, {}, {}, {})
     return made, planned.whole
 
 

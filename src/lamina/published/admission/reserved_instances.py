@@ -14,14 +14,17 @@ from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import Decision, LoadInstance, UnloadInstance, View
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState, Instance
+from lamina.planner.partitioning.plan_rollout import is_unused
 from lamina.published.admission.reservation_table import ReservationTable, ReservedSlot
-from lamina.types import DeviceSpec, FunctionSpec
+from lamina.published.kaas.whole_gpu_policy import over_quota_until_us
+from lamina.types import NEVER_US, DeviceSpec, FunctionSpec
 
 
 @dataclass(slots=True)
 class ReservedInstances:
     period_us: int = 1_000_000  #: over which calls are counted
     target: float = 0.7  #: part of its time an instance should be busy
+    awaited_stay: bool = False  #: jobs run wherever their function stands, and keep its last instance until they have
     _wanted: dict[tuple[str, str], None] = field(default_factory=dict)  #: (function, device) something is booked on
     _counts: dict[str, tuple[int, int, float]] = field(default_factory=dict)  #: calls, time, rate at the last look
 
@@ -38,7 +41,7 @@ class ReservedInstances:
         """Could it be loaded there now, without instances that are not reserved?"""
         if not self.can_host(function.spec, device.spec) or len(function.instances) >= function.spec.scale.max:
             return False
-        spare_mib = sum(instance.memory_mib for instance in self._unreserved(view, table, device))
+        spare_mib = sum(instance.memory_mib for instance in self._spare(view, table, function, device))
         return device.memory_used_mib - spare_mib + function.spec.memory_mib <= device.spec.memory_mib
 
     def load(self, view: View, table: ReservationTable) -> Iterator[Decision]:
@@ -50,7 +53,7 @@ class ReservedInstances:
             if device is None or function is None or stands:
                 del self._wanted[name, where]
             elif view.now_us >= function.load_not_before_us and self.fits(view, table, function, device):
-                for instance in self._unreserved(view, table, device):
+                for instance in self._spare(view, table, function, device):
                     if _has_room(function, device):
                         break
                     yield UnloadInstance(instance.id)
@@ -70,6 +73,9 @@ class ReservedInstances:
             if quiet or not function.arrivals.count:
                 idle = [one for device in view.devices.values() for one in self._unreserved(view, table, device)]
                 own = [one for one in idle if one.function == name and view.now_us - one.last_used_us >= scale.idle_us]
+                standing = sum(one.phase is not InstancePhase.DRAINING for one in function.instances.values())
+                if self.awaited_stay and len(function.queue) and len(own) == standing:
+                    own = own[:-1]  # jobs wait for it, over their quota or behind others
                 for instance in own[: max(0, len(function.instances) - scale.min)]:
                     yield UnloadInstance(instance.id)
             if not (function.arrivals.count and not quiet) and len(function.instances) >= scale.min:
@@ -101,12 +107,32 @@ class ReservedInstances:
             self._counts[name] = (function.arrivals.count, view.now_us, rate)
         return rate
 
+    def _spare(self, view: View, table: ReservationTable, function: FunctionState, device: Device) -> list[Instance]:
+        """Those that make room for it.
+
+        With `awaited_stay` one that was loaded for a more urgent job runs first: else two that need the same room would only
+        ever load.
+        """
+        spare = self._unreserved(view, table, device)
+        if not self.awaited_stay:
+            return spare
+        own = _urgency(view, function)
+        return [one for one in spare if not is_unused(one) or _urgency(view, view.functions[one.function]) >= own]
+
     def _unreserved(self, view: View, table: ReservationTable, device: Device) -> list[Instance]:
         """Instances that are not reserved, longest unused first."""
         booked = {slot.function for slot in table.slots_on(device.spec.id)}
         found = [view.instances[one] for one in device.instances]
         idle = [one for one in found if one.phase is InstancePhase.WARM and not one.batches and one.function not in booked]
         return sorted(idle, key=lambda one: (one.last_used_us, one.id))
+
+
+def _urgency(view: View, function: FunctionState) -> tuple[int, int]:
+    """When its first job is due; never, if there is none or its quota lets none begin."""
+    if not len(function.queue) or over_quota_until_us(view, function):
+        return NEVER_US, 0
+    job = function.queue.head()
+    return job.due_us, job.id
 
 
 def _has_room(function: FunctionState, device: Device) -> bool:

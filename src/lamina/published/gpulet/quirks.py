@@ -1,7 +1,7 @@
 """Quirks of gpu-let's program that a plan may repeat. The algorithm exists once; these flags are all that differs.
 
 `COMPAT` repeats every one, so that plans equal the original's to the last digit. `REPAIRED` repeats none. Q2 to Q11 are the
-numbers of the table in docs/how-to/plan-capacity.md. Q1, the order of the models, is no flag: an order is an argument of
+numbers of the table in README.md beside it. Q1, the order of the models, is no flag: an order is an argument of
 the scheduler.
 """
 

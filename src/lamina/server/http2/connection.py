@@ -5,7 +5,7 @@ stream or a connection is returned when its bytes have been processed, not befor
 can make us do:
 
 - The work of a frame does not grow with the number of streams, and a header block is measured before it is decoded.
-- A turn of the loop has a budget of time over all connections, and each connection a slice of it (`FrameBudget`). What does not
+- A turn of the loop has a budget of time over all connections, and each connection a slice of it (`TurnBudget`). What does not
   fit waits for the next turn, and meanwhile nothing more is read from that connection.
 - Frames that cost us something and the client nothing are *nuisances*. Each connection has a token bucket of them, which refills
   with time and with useful work; when it is empty, the connection is cut off with ENHANCE_YOUR_CALM.
@@ -17,9 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable
-from time import perf_counter
 from typing import cast
 
 from msgspec import Struct
@@ -63,14 +60,9 @@ from lamina.server.http2.hpack import Headers, HpackDecoder, HpackError
 from lamina.server.http2.stream import Http2Stream, Service, StreamReceiver
 from lamina.server.memory_budget import CONNECTION_BYTES, MemoryBudget, MemoryCharge, address_key
 from lamina.server.origins import OriginPolicy
+from lamina.server.turn_budget import TurnBudget
 
 log = logging.getLogger("lamina")
-
-TURN_S = 0.004
-"""Time for frames in one turn of the loop, over all connections."""
-
-SLICE_S = 0.0005
-"""Time for the frames of one connection in one turn."""
 
 SMALL_DATA = 64
 """A DATA frame with less than this, and with more to come, is a nuisance: it costs as much as one with thousands."""
@@ -105,47 +97,6 @@ class Http2Limits(Struct, frozen=True, kw_only=True):
     write_s: float = 30.0
 
 
-class FrameBudget:
-    """Time for frames in one turn of the loop, over all connections of a server. Those that have used theirs wait in line."""
-
-    def __init__(self, call_soon: Callable[[Callable[[], None]], object], clock: Callable[[], float] = perf_counter) -> None:
-        self.clock = clock
-        self._call_soon = call_soon
-        self._waiting: deque[Http2Connection] = deque()
-        self._until_s = 0.0  #: end of this turn's budget
-        self._has_begun = False
-
-    def slice_until(self) -> float:
-        """Until when a connection may work in this turn; in the past, if the turn's budget is used up."""
-        now_s = self.clock()
-        if not self._has_begun:
-            self._begin(now_s)
-        return min(self._until_s, now_s + SLICE_S)
-
-    def wait(self, connection: Http2Connection) -> None:
-        self._waiting.append(connection)
-
-    def _begin(self, now_s: float) -> None:
-        self._has_begun = True
-        self._until_s = now_s + TURN_S
-        self._call_soon(self._next_turn)
-
-    def _next_turn(self) -> None:
-        self._has_begun = False
-        for _ in range(len(self._waiting)):
-            now_s = self.clock()
-            if not self._has_begun:
-                self._begin(now_s)
-            elif now_s >= self._until_s:
-                return
-            connection = self._waiting.popleft()
-            try:
-                connection.go_on()
-            except Exception:
-                log.exception("the frames of a connection could not be handled")
-                connection.abort()
-
-
 class Http2Connection(asyncio.Protocol):
     """One client connection and its streams."""
 
@@ -155,7 +106,7 @@ class Http2Connection(asyncio.Protocol):
         limits: Http2Limits,
         connections: set[Http2Connection],
         now_s: float,
-        turns: FrameBudget,
+        turns: TurnBudget,
         own_prefix: bytes = b"",
         budget: MemoryBudget | None = None,
         origins: OriginPolicy | None = None,

@@ -16,10 +16,11 @@ END_STREAM = ACK = 0x1
 END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20
 NO_ERROR, PROTOCOL_ERROR, INTERNAL_ERROR, FLOW_CONTROL_ERROR = 0, 1, 2, 3
 STREAM_CLOSED, FRAME_SIZE_ERROR, REFUSED_STREAM, CANCEL, COMPRESSION_ERROR = 5, 6, 7, 8, 9
-ENHANCE_YOUR_CALM = 11
+ENHANCE_YOUR_CALM, HTTP_1_1_REQUIRED = 11, 13
 MAX_WINDOW = 2**31 - 1
 DEFAULT_WINDOW = 65_535
 
+_STATUS_505 = b"\x08\x03505\x0f\x10\x18application/problem+json"  #: literals of HPACK, names by their static index: no state
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 _MANDATORY = (b":method", b":scheme", b":path")
 _CONNECTION_SPECIFIC = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
@@ -37,6 +38,20 @@ class ProtocolViolation(Exception):
 
 def frame(kind: int, flags: int, stream: int, payload: bytes | memoryview = b"") -> bytes:
     return b"%s%c%c%s%s" % (len(payload).to_bytes(3, "big"), kind, flags, stream.to_bytes(4, "big"), payload)
+
+
+def http1_required(flight: bytes, body: bytes) -> bytes:
+    """Reply of a port without HTTP/2 to the first bytes of a client that takes it for granted: 505 with this body to the request
+    among them, and the end of the connection."""
+    code, reply, last, at = HTTP_1_1_REQUIRED, frame(SETTINGS, 0, 0), 0, len(PREFACE)
+    while not last and at + 9 <= len(flight):
+        if flight[at + 3] == HEADERS:  # only a stream that the client has opened may be written to
+            last = int.from_bytes(flight[at + 5 : at + 9], "big") & MAX_WINDOW
+            code = NO_ERROR
+            reply += frame(HEADERS, END_HEADERS, last, _STATUS_505) + frame(DATA, END_STREAM, last, body)
+        at += 9 + int.from_bytes(flight[at : at + 3], "big")
+    about = b"this port speaks HTTP/1.1"
+    return reply + frame(GOAWAY, 0, 0, last.to_bytes(4, "big") + code.to_bytes(4, "big") + about)
 
 
 def strip_padding(flags: int, payload: bytes) -> bytes:

@@ -5,7 +5,7 @@ import { Facts, FunctionName, Head, Meter, Oops, Segments, Table, ago, api, cost
 import { Outcome } from './plan.js';
 
 const KIND = { 'in time': 'good', late: 'warn', refused: 'bad', failed: 'bad' };
-const REASONS = { deadline: 'would have been late', cost: 'would have cost more than its limit', 'queue-full': 'the queue was full', quota: 'over a limit of its tenant', share: 'its tenant had more than its part', 'bad-value': 'its input does not fit', 'no-capacity': 'no device here can run it', unauthorized: 'its token is wrong', forbidden: 'its token may not do that' };
+const REASONS = { deadline: 'would have been late', cost: 'would have cost more than its limit', 'queue-full': 'the queue was full', overloaded: 'the server itself had too much to do', quota: 'over a limit of its tenant', share: 'its tenant had more than its part', 'bad-value': 'its input does not fit', 'no-capacity': 'no device here can run it', unauthorized: 'its token is wrong', forbidden: 'its token may not do that' };
 
 function useCalls(outcome, target, everyMs) {
   return useLoaded((signal) => api('GET', `/v1/console/calls?${new URLSearchParams({ ...(outcome && { outcome }), ...(target && { target }), limit: 60 })}`, undefined, { signal }), [outcome, target, everyMs], everyMs);

@@ -50,6 +50,9 @@ class Policy:
         default_factory=dict, init=False
     )  #: as the thesis has it: device -> the run that has it
 
+    def __post_init__(self) -> None:
+        self._instances.awaited_stay = not self.compat  # there a run waits for its own device, wherever its models stand
+
     def admit(self, view: View, call: Call) -> Admitted | Reject | None:
         flow = view.flows[call.target]
         for name in flow.functions:
@@ -86,7 +89,7 @@ class Policy:
     def _dispatch_windows(self, view: View) -> Iterator[Decision]:
         for function in list(view.waiting.values()):
             yield from self._drop_late(view, function)
-            if len(function.queue) and not function.instances:
+            if len(function.queue) and not function.instances and not over_quota_until_us(view, function):
                 self._request_instance(view, function)
         wake_us = min(
             (until_us for one in view.waiting.values() if (until_us := over_quota_until_us(view, one))), default=NEVER_US

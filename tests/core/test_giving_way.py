@@ -1,0 +1,95 @@
+"""Batches that give way: those of a function without an SLO that run in segments. Their units are free for all others."""
+
+from __future__ import annotations
+
+import pytest
+
+from lamina import policies
+from lamina.core.actions import StartBatch
+from lamina.core.events import BatchFinished, InstanceSegmented
+from lamina.core.scheduling.leases import Device
+from lamina.types import DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits, Slo
+from tests.script import Script
+
+MS = 1_000
+GPU = DeviceSpec(id="gpu0", kind="gpu", units=8, memory_mib=1_000, limits=SliceLimits(batches_per_instance=0))
+LONG = FunctionSpec(name="long", gpu="must", share=1.0, scale=ScaleSpec(min=1, max=1))
+QUICK = FunctionSpec(name="quick", gpu="must", share=1 / 4, slo=Slo(latency_us=25 * MS), scale=ScaleSpec(min=1, max=1))
+POLICIES = ("fifo", "edf", "frontier")
+
+
+def only(actions: list[object]) -> StartBatch:
+    (found,) = [action for action in actions if isinstance(action, StartBatch)]
+    return found
+
+
+@pytest.fixture(params=POLICIES)
+def script(request: pytest.FixtureRequest) -> Script:
+    made = Script()
+    takes = {"long": 200 * MS, "quick": 2 * MS}
+    made.given(LONG, QUICK, devices=[GPU], takes=takes, policy=policies.build(request.param))
+    return made
+
+
+def learnt(script: Script) -> None:
+    """Its graphs have been cut."""
+    (instance,) = script.controller.state.functions["long"].instances
+    script.at(100 * MS).tell(InstanceSegmented(instance, 900))
+
+
+def test_an_urgent_batch_starts_at_once_on_units_of_one_that_gives_way(script: Script) -> None:
+    learnt(script)
+    long = only(script.at(300 * MS).arrives("a", target="long"))
+    quick = only(script.at(310 * MS).arrives("b", target="quick"))
+    assert long.gives_way and not long.overlaps
+    assert not quick.gives_way and quick.overlaps == (long.batch_id,) and quick.mask & long.mask
+
+
+def test_one_that_gives_way_starts_behind_what_runs_on_its_units(script: Script) -> None:
+    learnt(script)
+    quick = only(script.at(300 * MS).arrives("b", target="quick"))
+    long = only(script.at(300 * MS + 100).arrives("a", target="long"))
+    assert long.gives_way and long.overlaps == (quick.batch_id,)
+
+
+def test_of_two_that_give_way_the_second_waits(script: Script) -> None:
+    learnt(script)
+    long = only(script.at(300 * MS).arrives("a", target="long"))
+    assert not [one for one in script.at(301 * MS).arrives("c", target="long") if isinstance(one, StartBatch)]
+    assert only(script.at(700 * MS).tell(BatchFinished(long.batch_id, 200 * MS))).gives_way
+
+
+def test_pauses_are_no_part_of_the_way_to_a_device(script: Script) -> None:
+    learnt(script)
+    device = script.controller.state.devices["gpu0"]
+    way_us = device.way_us
+    long = only(script.at(300 * MS).arrives("a", target="long"))
+    script.at(900 * MS).tell(BatchFinished(long.batch_id, 200 * MS))
+    assert device.way_us == way_us and not device.yielding
+
+
+def test_a_function_with_an_slo_does_not_give_way() -> None:
+    script = Script()
+    patient = FunctionSpec(name="long", gpu="must", share=1.0, slo=Slo(latency_us=5_000 * MS), scale=ScaleSpec(min=1, max=1))
+    script.given(patient, QUICK, devices=[GPU], takes={"long": 200 * MS, "quick": 2 * MS}, policy=policies.build("fifo"))
+    learnt(script)
+    assert not only(script.at(300 * MS).arrives("a", target="long")).gives_way
+
+
+def test_until_it_is_known_that_batches_can_be_paused_they_do_not_give_way() -> None:
+    script = Script()
+    script.given(LONG, devices=[GPU], takes={"long": 200 * MS})
+    assert not only(script.at(0).arrives("a", target="long")).gives_way
+
+
+def test_units_that_are_given_up_are_leased_once_on_either_side() -> None:
+    device = Device(GPU)
+    device.lease_yielding(1, 0b1111)
+    device.lease(2, 0b0011)
+    assert device.overlapping(0b0110, gives_way=False) == (1,)
+    assert device.overlapping(0b1110, gives_way=True) == (2,)
+    with pytest.raises(AssertionError, match="give way"):
+        device.lease_yielding(3, 0b1000)
+    device.check()
+    assert device.release(1) == 0b1111 and device.busy == 0b0011
+    device.check()
