@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from benchmarks.attacks.histories import Verdict
 from benchmarks.attacks.pair import database
+from benchmarks.report import machine
 
 T = TypeVar("T")
 
@@ -98,7 +99,7 @@ def run_campaign(
             seed += 1
             if options.out is not None:
                 options.out.parent.mkdir(parents=True, exist_ok=True)
-                setup = {"cores": len(os.sched_getaffinity(0)), "load_average": os.getloadavg(), "seed": first}
+                setup = {**machine(), "load_average": os.getloadavg(), "seed": first}
                 found = {"label": "measured", "setup": setup} | summary(rounds)
                 found["rounds"] = [
                     {

@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from lamina.server.grpc import GrpcMethod, GrpcServer
+from lamina.gateway.ingress.handlers import IngressGrpcMethods, KnownRoutes
+from lamina.gateway.ingress.messages import ResponseEnd
+from lamina.gateway.ingress.session import RemoteReply
+from lamina.server.grpc import GrpcMethod, GrpcServer, OnDone, RpcContext
 from lamina.server.http2.connection import Http2Connection, Http2Limits
 from lamina.server.http2.frames import (
     CONTINUATION,
@@ -25,7 +28,9 @@ from lamina.server.http2.frames import (
 )
 from lamina.server.http2.hpack import encode
 from lamina.server.http2.stream import Http2Stream
+from lamina.server.process_status import ProcessStatus
 from lamina.server.turn_budget import SLICE_S, TURN_S, TurnBudget
+from tests.attacks.test_hot_loop import Link
 from tests.server.http2.test_connection import HEAD, TAIL, Pipe, Request, Talk
 
 OPEN = frame(HEADERS, END_HEADERS, 1, HEAD)
@@ -217,6 +222,29 @@ def test_all_connections_share_the_budget_of_a_turn() -> None:
     assert turns > 10
 
 
+def test_floods_that_slow_each_other_down_are_cut_off_all_the_same() -> None:
+    """Each of twenty has fewer pings a second handled than a bucket refills: it would send more if it could."""
+    loop = Loop()
+    pairs = [loop.connection() for _ in range(20)]
+    loop.turn()
+    for connection, _ in pairs:
+        connection.data_received(frame(PING, 0, 0, bytes(8)) * 1_500)
+    while loop.soon:
+        loop.turn()
+    assert all(pipe.is_closed for _, pipe in pairs)
+
+
+def test_a_bucket_refills_while_nothing_of_the_connection_waits() -> None:
+    loop = Loop(look_s=1e-6)
+    connection, pipe = loop.connection()
+    for _ in range(5):
+        connection.data_received(frame(PING, 0, 0, bytes(8)) * 900)
+        while loop.soon:
+            loop.turn()
+        loop.now_s += 1.0
+    assert not pipe.is_closed
+
+
 def test_frames_keep_their_order_over_slices() -> None:
     loop = Loop()
     connection, _ = loop.connection()
@@ -233,21 +261,24 @@ def test_frames_keep_their_order_over_slices() -> None:
 
 
 class Counting:
-    """A service that counts its messages."""
+    """A service that counts its messages. Of every so many that `good` says, one comes to something (0: none does)."""
 
-    def __init__(self) -> None:
+    def __init__(self, good: int = 1, work: Callable[[], None] = lambda: None) -> None:
         self.methods = {b"/x": GrpcMethod("Stream", bytes, True)}
         self.count = 0
+        self.good = good
+        self.work = work
 
     def unary(self, *_: object) -> None: ...
 
-    def stream(self, message: bytes, context: object, then: object, done: Callable[[], None]) -> None:
+    def stream(self, message: bytes, context: object, then: object, done: OnDone) -> None:
         self.count += 1
-        done()
+        self.work()
+        done(failed=not self.good or self.count % self.good > 0)
 
 
-def grpc_stream(loop: Loop) -> tuple[Counting, Http2Connection, Pipe]:
-    service = Counting()
+def grpc_stream(loop: Loop, service: Counting | None = None) -> tuple[Counting, Http2Connection, Pipe]:
+    service = service or Counting()
     server = GrpcServer(service, 2**20)  # type: ignore[arg-type]
     pipe = Pipe()
     connection = Http2Connection(server._open, Http2Limits(), set(), 1.0, loop.budget)
@@ -279,3 +310,65 @@ def test_empty_messages_are_cut_off_early_and_messages_without_end_in_time() -> 
             if pipe.is_closed:
                 break
         assert pipe.is_closed and service.count <= most
+
+
+SMALL = b"\x00\x00\x00\x00\x01x"
+
+
+def test_twenty_streams_of_messages_that_come_to_nothing_are_cut_off_within_a_second() -> None:
+    loop = Loop(look_s=1e-7)
+
+    def work() -> None:
+        loop.now_s += 75e-6
+
+    streams = [grpc_stream(loop, Counting(good=0, work=work)) for _ in range(20)]
+    began_s = loop.now_s
+    for _, connection, _ in streams:
+        connection.data_received(frame(DATA, 0, 1, SMALL * 2_000))
+    while loop.soon and not all(pipe.is_closed for *_, pipe in streams):
+        loop.turn()
+        assert loop.now_s - began_s < 1.0
+    assert all(pipe.is_closed for *_, pipe in streams)
+
+
+def test_a_stream_of_which_every_other_message_is_answered_goes_on() -> None:
+    """Rejections under load are no flood: what is served between them pays for them."""
+    loop = Loop()
+    service, connection, pipe = grpc_stream(loop, Counting(good=2))
+    for _ in range(4):
+        connection.data_received(frame(DATA, 0, 1, SMALL * 2_000))
+        while loop.soon:
+            loop.turn()
+    assert service.count == 8_000 and not pipe.is_closed
+
+
+def test_an_ingress_charges_messages_of_which_the_controller_says_that_they_came_to_nothing() -> None:
+    link, found = Link(), []
+    link.full_head = lambda request: 0  # type: ignore[method-assign,assignment]
+    methods = IngressGrpcMethods(link, KnownRoutes(), ProcessStatus(), None)  # type: ignore[arg-type]
+
+    def done(*, failed: bool = False) -> None:
+        found.append(failed)
+
+    unknown = methods.schema["ModelInferRequest"](model_name="x")
+    for failed in (True, False):
+        methods.stream(unknown, RpcContext({}), lambda message: None, done)
+        session = Sent()
+        RemoteReply(session, 1, is_streaming=True).end_stream(failed=failed)  # type: ignore[arg-type]
+        link.on_message(*session.sent)
+    assert found == [True, False]
+    assert session.sent == [ResponseEnd(1)]
+
+
+class Sent:
+    """The session of an ingress that keeps what is sent to it."""
+
+    def __init__(self) -> None:
+        self.pending: dict[int, object] = {}
+        self.sent: list[object] = []
+
+    def send(self, message: object) -> None:
+        self.sent.append(message)
+
+    def forget(self, number: int) -> None:
+        self.pending.pop(number, None)

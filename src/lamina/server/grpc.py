@@ -433,8 +433,7 @@ class _Call:
         def done(*, failed: bool = False) -> None:
             nonlocal is_over
             is_over = True
-            if failed:
-                self._stream.on_failed_message()
+            self._stream.on_message_done(size, failed=failed)
             self._open -= 1
             if cancel is not None:
                 self._cancels.discard(cancel)

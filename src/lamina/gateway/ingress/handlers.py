@@ -461,7 +461,7 @@ class IngressGrpcMethods(InferenceMethods):
                 then(RpcError(reply.code, reply.text) if reply.code else SerializedMessage([reply.message]))
                 return done is None
             if done is not None:
-                done()
+                done(failed=isinstance(reply, ResponseEnd) and reply.failed)
             return True
 
         link = self._link

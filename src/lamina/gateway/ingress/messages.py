@@ -242,9 +242,10 @@ class ResponseChunk(Struct, frozen=True, array_like=True, tag=14):
 
 
 class ResponseEnd(Struct, frozen=True, array_like=True, tag=15):
-    """End of a stream."""
+    """End of a stream; with `failed`, the request that it answers came to nothing."""
 
     number: Natural
+    failed: bool = False
 
 
 class StopAccepting(Struct, frozen=True, array_like=True, tag=16):

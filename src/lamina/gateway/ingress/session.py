@@ -128,11 +128,11 @@ class RemoteReply(Exchange):
         if self.is_streaming and piece:
             self._session.send(ResponseChunk(self._number, piece))
 
-    def end_stream(self) -> None:
+    def end_stream(self, *, failed: bool = False) -> None:
         """The end of a streamed response, or of the messages of a gRPC stream."""
         if self.is_streaming:
             self._finish()
-            self._session.send(ResponseEnd(self._number))
+            self._session.send(ResponseEnd(self._number, failed))
 
     # -------------------------------------------------------------------- inference
 
@@ -355,7 +355,7 @@ class IngressSession:
         is_stream = message.method == "ModelStreamInfer"
         reply = RemoteReply(self, message.number, is_streaming=is_stream)
         if is_stream:
-            cancel = methods.stream(request, context, reply.send_message, lambda *, failed=False: reply.end_stream())
+            cancel = methods.stream(request, context, reply.send_message, reply.end_stream)
         else:
             cancel = methods.unary(message.method, request, context, reply.send_message)
         if cancel is not None and message.number in self.pending:

@@ -8,7 +8,9 @@ can make us do:
 - A turn of the loop has a budget of time over all connections, and each connection a slice of it (`TurnBudget`). What does not
   fit waits for the next turn, and meanwhile nothing more is read from that connection.
 - Frames that cost us something and the client nothing are *nuisances*. Each connection has a token bucket of them, which refills
-  with time and with useful work; when it is empty, the connection is cut off with ENHANCE_YOUR_CALM.
+  with time and with useful work; when it is empty, the connection is cut off with ENHANCE_YOUR_CALM. Time in which it waits for
+  its next slice refills nothing: it has sent more than its share of the loop can handle, and a flood must not look calm because
+  other floods slow it down.
 
 A violation of the connection's rules gets GOAWAY, of a stream's RST_STREAM. Priorities are ignored, as RFC 9113 suggests.
 """
@@ -149,6 +151,8 @@ class Http2Connection(asyncio.Protocol):
         self._nuisances = float(limits.abusive_frames)  #: left
         self._messages = 2.0 * limits.messages_per_s  #: left
         self._refilled_s = turns.clock()
+        self._waited_s = 0.0  #: for slices, since then
+        self._waiting_since_s = 0.0
         self._blocked_since_s = 0.0
 
     # ----------------------------------------------------------- asyncio's side
@@ -213,6 +217,7 @@ class Http2Connection(asyncio.Protocol):
     def go_on(self) -> None:
         """The next slice: what the last one left."""
         self._is_waiting = False
+        self._waited_s += self._turns.clock() - self._waiting_since_s
         if self._transport is None or self._transport.is_closing():
             return
         data, self._buffer = bytes(self._buffer), bytearray()
@@ -265,6 +270,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _wait(self) -> None:
         self._is_waiting = True
+        self._waiting_since_s = self._turns.clock()
         if self._transport is not None:
             self._transport.pause_reading()
             self._turns.wait(self)
@@ -621,7 +627,8 @@ class Http2Connection(asyncio.Protocol):
     def _refill(self) -> None:
         now_s, limits = self._turns.clock(), self.limits
         passed_s, self._refilled_s = now_s - self._refilled_s, now_s
-        self._nuisances = min(limits.abusive_frames, self._nuisances + passed_s * limits.abusive_frames)
+        calm_s, self._waited_s = max(0.0, passed_s - self._waited_s), 0.0
+        self._nuisances = min(limits.abusive_frames, self._nuisances + calm_s * limits.abusive_frames)
         self._messages = min(2.0 * limits.messages_per_s, self._messages + passed_s * limits.messages_per_s)
 
     def _nuisance(self, cost: float = 1.0) -> None:
@@ -632,10 +639,10 @@ class Http2Connection(asyncio.Protocol):
             if self._nuisances < 0:
                 raise ProtocolViolation(ENHANCE_YOUR_CALM, "too much of that")
 
-    def on_failed_message(self) -> None:
-        """Charge a message that came to nothing: it cost as much as one that did not."""
+    def charge_waste(self, cost: float) -> None:
+        """Charge what came to nothing, after the fact: it cost as much as what did not."""
         try:
-            self._nuisance()
+            self._nuisance(cost)
         except ProtocolViolation as error:
             self.go_away(error.code, str(error))
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from lamina.server.http2.connection import Http2Connection
 
 
-EMPTY_MESSAGE = 4.0
-"""Nuisances of an empty message: it is handled like one with a request in it."""
+WASTED_MESSAGE = 4.0
+"""Nuisances of a message that is empty or comes to nothing: it is parsed, asked and answered like any other."""
 
 EARNED_BY_RESPONSE = 4
 """Nuisances that a response earns its client, beside one for each KiB: window updates, pings, a late reset."""
@@ -111,10 +111,14 @@ class Http2Stream:
 
     def count_message(self, size: int) -> None:
         """Count a message of the request; raises `ProtocolViolation` when there are too many, above all empty ones."""
-        self._connection.count_message(0.0 if size else EMPTY_MESSAGE)
+        self._connection.count_message(0.0 if size else WASTED_MESSAGE)
 
-    def on_failed_message(self) -> None:
-        self._connection.on_failed_message()
+    def on_message_done(self, size: int, *, failed: bool) -> None:
+        """A message of the request has been answered: what came to nothing is charged, what did not earns as a response does."""
+        if failed:
+            self._connection.charge_waste(WASTED_MESSAGE)
+        elif size:
+            self._connection.earn(EARNED_BY_RESPONSE)
 
     def expect_length(self, header: bytes | None) -> bool:
         """Take note of a content-length; False: it is none."""
