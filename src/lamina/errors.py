@@ -178,6 +178,11 @@ REFUSALS: Final = {
 """Rejections by reason: status, what it means, what to do."""
 
 
+def alone_hint(alone_us: int) -> str:
+    """What to do where a call asks for less than it takes on idle devices: not to try again."""
+    return f"allow more: it takes {alone_us / 1000:.3g} ms on an idle server, so trying again does not help"
+
+
 class DeadlineExceeded(LaminaError):
     """Accepted, and not done by its deadline."""
 

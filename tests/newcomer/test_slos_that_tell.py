@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import re
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,12 @@ from hypothesis import strategies as st
 
 import lamina
 from lamina import cli
+from lamina.core.actions import Reject
 from lamina.errors import Refused
 from lamina.gateway.observability.logs import RefusalLog
+from lamina.gateway.routes.problems import rejection_problem
 from lamina.planner.slo_check import IMPOSSIBLE, slo_shortfalls
+from lamina.testing import Server
 from lamina.types import FunctionSpec, Slo
 from tests.gateway.deploy.admin_fixture import managed
 from tests.serving import run
@@ -121,6 +127,64 @@ def test_refusals_are_logged_in_one_line_per_target_with_their_reasons(caplog: p
         "nude: refused 611 calls: 609 deadline, 2 queue-full; 43ms could be met",
         "nude: refused 1 calls: 1 deadline; 43ms could be met",
     ]
+
+
+def test_an_slo_that_cannot_be_met_is_told_once_with_the_refusals(caplog: pytest.LogCaptureFixture) -> None:
+    metrics: Any = Counted()
+    spec = FunctionSpec(name="nude", slo=Slo(latency_us=2_000))
+    log = RefusalLog(metrics, lambda target: slo_shortfalls([spec], [("nude", 1, 41_000.0)]))
+    with caplog.at_level(logging.WARNING, "lamina.request"):
+        for count in (1, 2):
+            metrics.counts = {"nude": {"deadline": count}}
+            log.poll()
+    assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
+        "nude: SLO 2ms, and one request takes 41ms on 1 unit (measured): all of its calls would be refused"
+    ]
+
+
+@pytest.mark.live
+def test_a_function_that_scales_to_zero_says_that_its_slo_cannot_be_met_after_its_first_call() -> None:
+    app = lamina.App("slow")
+
+    @app.function(slo="2ms")
+    def nap(x: float) -> float:
+        time.sleep(0.05)
+        return x
+
+    with Server(app) as server:
+        assert server.client.call("nap", {"x": 1.0}) == 1.0  # the first is served, however late
+        with pytest.raises(Refused) as refused:
+            server.client.call("nap", {"x": 1.0})
+        with urllib.request.urlopen(f"{server.url}/v1/functions/nap") as answer:
+            about = json.load(answer)
+    assert "on an idle server, so trying again does not help" in str(refused.value) and not refused.value.retry_after_s
+    assert about["slo_ms"] == 2.0 and about["takes_ms"] >= 50
+
+
+@pytest.mark.live
+def test_a_workflow_that_was_served_is_offered_the_time_it_takes_even_if_its_deadline_is_over_on_arrival() -> None:
+    app = lamina.App("steps")
+
+    @app.function(scale=lamina.Scale(min=1))
+    def nap(x: float) -> float:
+        time.sleep(0.02)
+        return x
+
+    @app.workflow(slo="10s")
+    def twice(x: float) -> float:
+        return nap(nap(x))
+
+    with Server(app) as server:
+        for _ in range(3):
+            server.client.call("twice", {"x": 1.0})
+        with pytest.raises(Refused) as refused:
+            server.client.call("twice", {"x": 1.0}, deadline="10us")
+    assert (refused.value.offer_ms or 0) >= 40
+
+
+def test_what_is_not_known_of_a_refused_call_is_left_out() -> None:
+    told = json.loads(rejection_problem(Reject("c1", "deadline")).body())
+    assert not {"offer_ms", "price", "retry_after_s"} & set(told)
 
 
 def test_doctor_checks_an_app(tmp_path: Path) -> None:

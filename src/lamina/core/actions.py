@@ -92,7 +92,8 @@ class FailCall(Struct, frozen=True, tag=True):
 
 class Reject(Struct, frozen=True, gc=False, tag=True):
     """Rejection of a call at admission. `offer_us` is the latency that could be met now, `price` what it would cost at least;
-    0 where that is not known."""
+    0 where that is not known. `alone_us` is set where the call asks for less than it takes on idle devices: trying again does
+    not help."""
 
     call_id: str
     reason: str
@@ -100,6 +101,7 @@ class Reject(Struct, frozen=True, gc=False, tag=True):
     offer_us: int = 0
     why: str = ""  #: what the policy weighed, for `explain`
     price: float = 0.0
+    alone_us: int = 0
 
 
 class ResolveData(Struct, frozen=True, tag=True):

@@ -30,6 +30,7 @@ from lamina.errors import (
     LoadFailed,
     Refused,
     WorkerLost,
+    alone_hint,
 )
 
 if TYPE_CHECKING:  # a simulation has no values
@@ -107,9 +108,9 @@ def exception_for(ending: FailCall | Reject, info: ErrorInfo | None) -> LaminaEr
         _, detail, hint = REFUSALS.get(ending.reason, (429, f"refused: {ending.reason}", ""))
         return Refused(
             detail,
-            hint=hint,
+            hint=alone_hint(ending.alone_us) if ending.alone_us else hint,
             reason=ending.reason,
-            retry_after_s=ending.retry_after_us / 1e6,
+            retry_after_s=0.0 if ending.alone_us else ending.retry_after_us / 1e6,
             offer_ms=ending.offer_us / 1000 or None,
             price=ending.price or None,
         )

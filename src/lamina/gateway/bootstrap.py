@@ -17,7 +17,6 @@ from lamina.bootstrap import ServingRuntime
 from lamina.cluster.cluster_engine import ClusterEngine
 from lamina.core.controller import Controller
 from lamina.core.lifecycle import InstancePhase
-from lamina.core.policy import Predictor
 from lamina.drivers.driver import Ending, EventObserver
 from lamina.durable.runs import RETENTION_US, DurableRuns
 from lamina.engines.composite import CompositeEngine
@@ -58,8 +57,8 @@ from lamina.gateway.routes.tasks import TaskRoutes
 from lamina.gateway.routes.triggers import TriggerRoutes
 from lamina.gateway.web_app.web_process import WebProcess
 from lamina.planner.capacity_check import absent_bodies, check_capacity
-from lamina.planner.slo_check import Measured, SloShortfall, slo_shortfalls
-from lamina.predict.online import OnlinePredictor
+from lamina.planner.slo_check import SloShortfall, slo_shortfalls
+from lamina.predict.online import measured_times
 from lamina.sdk.app import App
 from lamina.sdk.app_loader import source_of
 from lamina.server.exchange import Exchange, HttpRequest
@@ -145,7 +144,7 @@ class Gateway:
         # what sees the calls
         self.billing = Billing(store, time.time)
         self.metrics = self._observe(observers, has_tenants=access is not None)
-        self._refusal_log = RefusalLog(self.metrics)
+        self._refusal_log = RefusalLog(self.metrics, lambda target: self.slo_shortfalls([target]))
         # what is served, durable runs, and the role among the servers on the store
         self.targets = TargetRegistry(call_targets(self.app), self.metrics.outcomes)
         if access is not None:
@@ -313,7 +312,8 @@ class Gateway:
         controller = self.driver.controller
         states = controller.state.functions
         specs = [states[name].spec for name in (states if functions is None else functions) if name in states]
-        return slo_shortfalls(specs, measured_times(controller.predictor))
+        of = specs[0].name if len(specs) == 1 else ""
+        return slo_shortfalls(specs, measured_times(controller.predictor, of))
 
     @property
     def is_open_to_all(self) -> bool:
@@ -431,14 +431,6 @@ def check_devices(app: App, devices: Sequence[DeviceSpec]) -> None:
     deployed = app.deployed()
     absent = absent_bodies(deployed.flows, {spec.name: spec for spec in deployed.functions}, devices)
     check_capacity(devices, (), [spec for spec in deployed.functions if spec.scale.min and spec.name not in absent])
-
-
-def measured_times(predictor: Predictor) -> list[Measured]:
-    """Times of batches of one that have been measured."""
-    if not isinstance(predictor, OnlinePredictor):
-        return []
-    known = predictor.learnt_profiles()
-    return [(one.function, point.units, point.p50_us) for one in known for point in one.points if point.batch == 1]
 
 
 def has_required_instances(controller: Controller, optional: set[str]) -> bool:

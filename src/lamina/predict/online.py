@@ -380,3 +380,11 @@ class OnlinePredictor:
         for (name, _), everywhere in self._all_slices.items():
             if name == function:
                 everywhere.relax()
+
+
+def measured_times(predictor: object, of: str = "") -> list[tuple[str, int, float]]:
+    """Usual times of batches of one that have been measured: function, units, microseconds; of one function, or of all."""
+    if not isinstance(predictor, OnlinePredictor):
+        return []
+    known = predictor.learnt_profiles(of)
+    return [(one.function, point.units, point.p50_us) for one in known for point in one.points if point.batch == 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +14,7 @@ from lamina.core.actions import FailCall, Reject, Reply
 from lamina.drivers.driver import Ending
 from lamina.encoding import escape_controls
 from lamina.gateway.observability.rate_limiter import RateLimiter
+from lamina.planner.slo_check import SloShortfall
 from lamina.units import show_us
 
 if TYPE_CHECKING:
@@ -117,11 +119,15 @@ def log_rejection(problem: HttpProblem) -> None:
 
 class RefusalLog:
     """Log of refused calls: one line per target and period, with how many for which reason. Under overload refusals are most of
-    what comes, so they are counted where they happen and read here."""
+    what comes, so they are counted where they happen and read here. A function whose SLO cannot be met, which a server finds out
+    at the first calls where it scales to zero, is told once.
+    """
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, shortfalls: Callable[[str], list[SloShortfall]] = lambda target: []) -> None:
         self._metrics = metrics
+        self._shortfalls = shortfalls
         self._seen: dict[str, dict[str, int]] = {}
+        self._told: set[tuple[str, int]] = set()  #: functions, with the SLO that cannot be met
 
     def poll(self) -> None:
         """Write what came since the last time."""
@@ -136,6 +142,10 @@ class RefusalLog:
             counts = ", ".join(f"{count} {reason}" for reason, count in sorted(fresh.items()))
             extra = {"target": target, "outcome": "refused", "reason": next(iter(sorted(fresh)))}
             requests.info("%s: refused %d calls: %s%s", target, sum(fresh.values()), counts, offer, extra=extra)
+            for one in self._shortfalls(target) if "deadline" in fresh else ():
+                if (one.function, one.slo_us) not in self._told:
+                    self._told.add((one.function, one.slo_us))
+                    requests.warning("%s; %s", one, one.hint, extra={"target": target})
 
 
 def log_call(target: str, ending: Ending, tenant: str) -> None:

@@ -17,7 +17,7 @@ from lamina.core.actions import FailCall, Reject
 from lamina.drivers.driver import INTERNAL
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.encoding import Response
-from lamina.errors import REFUSALS, LaminaError, LeadershipLost, NotLeader, Refused, StoreDown
+from lamina.errors import REFUSALS, LaminaError, LeadershipLost, NotLeader, Refused, StoreDown, alone_hint
 from lamina.gateway.observability import logs
 from lamina.gateway.observability.rate_limiter import RateLimiter
 from lamina.server.exchange import Exchange, HttpRequest
@@ -145,9 +145,14 @@ def rejection_problem(refusal: Reject, id: str = "") -> HttpProblem:
     problem.reason = refusal.reason
     if refusal.reason == "quota":
         problem.detail = f"{detail}: {refusal.why}"
-    problem.offer_ms = refusal.offer_us / 1000
-    problem.price = refusal.price
-    problem.retry_after_s = refusal.retry_after_us / 1e6
+    if refusal.offer_us:  # what is not known is left out
+        problem.offer_ms = refusal.offer_us / 1000
+    if refusal.price:
+        problem.price = refusal.price
+    if refusal.alone_us:
+        problem.hint = alone_hint(refusal.alone_us)
+    elif refusal.retry_after_us:
+        problem.retry_after_s = refusal.retry_after_us / 1e6
     return problem
 
 

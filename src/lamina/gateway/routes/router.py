@@ -33,6 +33,7 @@ from lamina.gateway.routes.sockets import with_bearer
 from lamina.gateway.routes.status import status
 from lamina.gateway.routes.targets import CallTarget, TargetRegistry
 from lamina.gateway.web_app.web_process import WebProcess
+from lamina.predict.online import measured_times
 from lamina.sdk.binding import Param
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.http1 import Handler
@@ -199,7 +200,7 @@ class Router:
             raise self._not_found(request, grant)
         if b"sec-websocket-key" in request.headers:
             raise _no_socket(target)
-        exchange.respond(200, msgspec.json.encode(_describe(target)))
+        exchange.respond(200, msgspec.json.encode(_describe(target, self._times_ms(target.name))))
 
     def _respond_ready(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
         if self._process.refusal is not None:
@@ -238,7 +239,15 @@ class Router:
 
     def _listing(self, kind: str, grant: Grant) -> tuple[bytes, bytes]:
         seen = [target for target in self.targets.all if target.kind == kind and grant.sees(target.tenant)]
-        return msgspec.json.encode([_describe(target) for target in seen]), JSON
+        times_ms = self._times_ms() if kind == "function" else {}
+        return msgspec.json.encode([_describe(target, times_ms) for target in seen]), JSON
+
+    def _times_ms(self, of: str = "") -> dict[str, float]:
+        """By function, what one request has taken alone on its best slice."""
+        best: dict[str, float] = {}
+        for function, _, us in measured_times(self._driver.controller.predictor, of):
+            best[function] = min(best.get(function, us / 1000), us / 1000)
+        return best
 
     def _openapi(self, grant: Grant) -> bytes:
         """The document of what a tenant may see, of nothing else: also its schemas would tell. Made once for each deployment."""
@@ -279,12 +288,13 @@ def _no_socket(target: CallTarget) -> LaminaError:
     return UpgradeRequired(f"there is no WebSocket at this path: it is at {path}", hint=f"open {path}")
 
 
-def _describe(target: CallTarget) -> dict[str, Any]:
+def _describe(target: CallTarget, times_ms: dict[str, float]) -> dict[str, Any]:
     return {
         "name": target.name,
         "kind": target.kind,
         "inputs": [_input(param) for param in target.params],
         "slo_ms": target.slo.latency_us / 1000 or None,
+        **({"takes_ms": round(times_ms[target.name], 3)} if times_ms.get(target.name) else {}),
         **({"cache_s": target.cache_us / 1e6} if target.cache_us else {}),
         "doc": target.doc,
     }

@@ -152,7 +152,11 @@ class Policy:
         allowed_us = call.expires_us - view.now_us
         self._shedder.on_refused(call.target, call.tenant)
         why = explain.explain_rejection(estimate_us, view.admission_margin_us(call.target), self.margin, allowed_us, is_shed)
-        return Reject(call.id, "deadline", max(1_000, offer_us - allowed_us), offer_us, why, view.least_cost(flow))
+        alone_us = self._estimator.alone_us(view, flow, allowed_us)
+        return Reject(
+            *(call.id, "deadline", max(1_000, offer_us - allowed_us), offer_us, why, view.least_cost(flow)),
+            alone_us=alone_us if alone_us > allowed_us else 0,
+        )
 
     # ------------------------------------------------------------------ deployment and scaling
 

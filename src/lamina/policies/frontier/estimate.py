@@ -81,16 +81,7 @@ class CompletionEstimator:
     def estimate_us(self, view: View, function: FunctionState, allowed_us: int, within_us: int) -> int:
         """Time until a job joining the queue now would be done, the first found `within_us` or the least there is."""
         ahead = len(function.queue) + 1
-        # calls have a few percent more or less time, by how long they took to get here: that much does not matter
-        by_time = self._capacity.setdefault(function.spec.name, {})
-        coarse = max(0, allowed_us.bit_length() - 5)
-        about_us = allowed_us >> coarse << coarse
-        known = by_time.get(about_us)
-        instances_now = (function.loads_started, len(function.instances))
-        if known is None or view.now_us >= known.until_us or known.instances != instances_now:
-            if len(by_time) >= MAX_TIMES:
-                by_time.clear()
-            known = by_time[about_us] = self._measure_capacity(view, function, allowed_us, instances_now)
+        known = self._capacity_for(view, function, allowed_us)
         if not known.kinds:
             return _cold_start_us(view, function, ahead, self._fastest_us(view, function, ahead)) if known.is_cold else 0
         least_us = 0
@@ -105,6 +96,28 @@ class CompletionEstimator:
                 if best_us <= within_us:
                     return max(best_us, least_us)
         return max(best_us, least_us)
+
+    def alone_us(self, view: View, flow: Flow, allowed_us: int) -> int:
+        """Time of a call on idle devices where its functions are loaded: what no waiting shortens."""
+        if flow.sole_task is None:
+            whole = self.plans.whole_frontier(view, flow)
+            return whole.fastest_us if whole is not None else 0
+        known = self._capacity_for(view, view.functions[flow.sole_task.function], allowed_us)
+        return min((config.time_us for _, _, _, configs in known.kinds for config in configs), default=0)
+
+    def _capacity_for(self, view: View, function: FunctionState, allowed_us: int) -> FunctionCapacity:
+        """Its capacity for calls with about so much time, measured anew when it is old."""
+        # calls have a few percent more or less time, by how long they took to get here: that much does not matter
+        by_time = self._capacity.setdefault(function.spec.name, {})
+        coarse = max(0, allowed_us.bit_length() - 5)
+        about_us = allowed_us >> coarse << coarse
+        known = by_time.get(about_us)
+        instances_now = (function.loads_started, len(function.instances))
+        if known is None or view.now_us >= known.until_us or known.instances != instances_now:
+            if len(by_time) >= MAX_TIMES:
+                by_time.clear()
+            known = by_time[about_us] = self._measure_capacity(view, function, allowed_us, instances_now)
+        return known
 
     def _measure_capacity(
         self, view: View, function: FunctionState, allowed_us: int, instances_now: tuple[int, int]

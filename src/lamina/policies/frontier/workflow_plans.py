@@ -31,6 +31,9 @@ PRECISION = Precision(eps=0.01, points=256)
 CHECK_US = 1_000_000
 """How often a plan is compared with what it was made of."""
 
+UNKNOWN_CHECK_US = 20_000
+"""Likewise where the time of a step was unknown: until it is made again, nothing can be promised or offered."""
+
 KEPT_PLANS = 64
 """Plans that are kept, of all workflows together: to make one takes as long as a hundred decisions."""
 
@@ -65,6 +68,10 @@ class _Plan:
     steps: dict[NodePath, StepPlan]
     whole: Frontier | None = None
     groups: dict[int, Frontier] = field(default_factory=dict)  #: by how many go through it together
+
+    @property
+    def check_every_us(self) -> int:
+        return CHECK_US if self.whole is not None else UNKNOWN_CHECK_US
 
 
 @dataclass(slots=True)
@@ -102,7 +109,7 @@ class PlanCache:
 
     def _current(self, view: View, flow: Flow) -> _Plan:
         known = self._plans.get(flow.name)
-        if known is None or known.flow is not flow or view.now_us - known.checked_us >= CHECK_US:
+        if known is None or known.flow is not flow or view.now_us - known.checked_us >= known.check_every_us:
             known = self._checked(view, flow, known)
         return known
 
