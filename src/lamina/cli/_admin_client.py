@@ -6,9 +6,11 @@ import http.client
 import logging
 import os
 import ssl
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import click
 import msgspec
@@ -84,17 +86,44 @@ def ask(method: str, path: str, url: str, body: bytes = b"", headers: Mapping[st
         return msgspec.json.decode(answer.read())
 
 
-def until_served(about: dict[str, Any], url: str) -> dict[str, Any]:
-    """Wait until the requested version has taken over; the app's status then."""
-    import time
+LOAD_S = 600.0
+"""How long a command waits for a version to be loaded."""
 
+POLL_S = 0.1
+
+
+def until_served(about: dict[str, Any], url: str, within_s: float = LOAD_S) -> dict[str, Any]:
+    """Wait until the requested version has taken over; the app's status then."""
     name, version = about["app"], about["version"]
+    until_s = time.monotonic() + within_s
     while about["state"] == "rolling" and about["version"] == version:
-        time.sleep(0.1)
+        _wait(until_s, within_s, f"version {version} of {name!r}", "lamina apps")
         about = next(one for one in ask("GET", "/v1/apps", url) if one["app"] == name)
     if about["state"] == "halted" or about["version"] != version:
         raise errors.LoadFailed(about["failed"] or f"version {version} of {name!r} cannot be loaded", hint="lamina logs")
     return about
+
+
+def until_divided(app: str, url: str, within_s: float = LOAD_S) -> dict[str, Any]:
+    """Wait until the versions that are to share the calls of an app are loaded; its traffic then."""
+    path, until_s = f"/v1/apps/{quote(app, safe='')}/traffic", time.monotonic() + within_s
+    found, is_told = ask("GET", path, url), False
+    while found["state"] == "loading" and not found["rolled_back"]:
+        candidates = ", ".join(version for version in found["weights"] if version != found["stable"])
+        if not is_told:
+            is_told = True
+            click.echo(f"loading version {candidates}; until then all calls go to version {found['stable']}", err=True)
+        _wait(until_s, within_s, f"version {candidates} of {app!r}", f"it goes on; lamina traffic {app} shows when it is divided")
+        found = ask("GET", path, url)
+    for version, why in found["rolled_back"].items():
+        raise errors.LoadFailed(f"version {version} of {app!r} gets no calls: {why}", hint="lamina logs")
+    return dict(found)
+
+
+def _wait(until_s: float, within_s: float, what: str, hint: str) -> None:
+    if time.monotonic() >= until_s:
+        raise errors.DeadlineExceeded(f"{what} is not loaded after {within_s:g} s", hint=hint)
+    time.sleep(POLL_S)
 
 
 def follow(path: str, url: str) -> Iterator[Any]:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from lamina.cli._admin_client import ask, json_option, until_served, url_option
+from lamina.cli._admin_client import LOAD_S, ask, json_option, until_divided, until_served, url_option
 from lamina.cli._shared import FiniteFloat
 
 
@@ -22,9 +22,14 @@ from lamina.cli._shared import FiniteFloat
     metavar="PERCENT",
     help="Serve it beside the present version, for so much of the calls.",
 )
+@click.option(
+    "--timeout", type=FiniteFloat(0), default=LOAD_S, show_default=True, metavar="SECONDS", help="How long to wait for its load."
+)
 @url_option
 @json_option
-def command(path: Path, app: str | None, no_wait: bool, traffic: float | None, admin_url: str, as_json: bool) -> int:
+def command(
+    path: Path, app: str | None, no_wait: bool, traffic: float | None, timeout: float, admin_url: str, as_json: bool
+) -> int:
     """Deploy an app: a file, or a folder with an app.py. A known app gets a new version, without losing a call. A folder with a
     requirements.txt, pyproject.toml or uv.lock gets an environment of its own on the server.
 
@@ -43,14 +48,17 @@ def command(path: Path, app: str | None, no_wait: bool, traffic: float | None, a
         headers["lamina-traffic"] = f"{traffic:g}"
     about = ask("PUT", f"/v1/apps/{quote(name, safe='')}", admin_url, body, headers)
     if not no_wait:
-        about = until_served(about, admin_url)
+        about = until_served(about, admin_url, timeout)
+        if traffic is not None:
+            until_divided(name, admin_url, timeout)
     if as_json:
         click.echo(msgspec.json.encode(about).decode())
         return 0
     names = ", ".join([one["name"] for one in about["functions"]] + about["workflows"])
     click.echo(f"{name} version {about['version']} {about['state']}: {names}")
     if traffic is not None:
-        click.echo(f"the new version gets {traffic:g}% of the calls: lamina traffic {name}")
+        when = " once it is loaded" if no_wait else ""
+        click.echo(f"the new version gets {traffic:g}% of the calls{when}: lamina traffic {name}")
     return 0
 
 
