@@ -161,7 +161,7 @@ class Gateway:
             *(self.router.handle, parse_error_body, listen.limits, OWN_HEADERS, self.budget, check_head),
             origins=OriginPolicy(listen.host, origins),
         )
-        throttle = HostThrottle()
+        throttle = HostThrottle(weight_of=self.driver.controller.view.tenant_weight)
         self.ingress: IngressSupervisor | None = None  #: of the processes that speak HTTP and gRPC, if this one does not
         if listen.ingress:
             self.ingress = IngressSupervisor(

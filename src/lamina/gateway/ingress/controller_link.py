@@ -33,11 +33,13 @@ from lamina.gateway.ingress.messages import (
     SlotPayload,
     SocketLeft,
     StopAccepting,
+    TenantFound,
+    TenantLookup,
     ToIngress,
     controller_reader,
     pack_messages,
 )
-from lamina.gateway.ingress.throttle import CallPacer
+from lamina.gateway.ingress.throttle import UNKNOWN_TENANT, CallPacer, TenantShare
 from lamina.ipc.framing import FrameError
 from lamina.server.exchange import HttpRequest
 from lamina.server.http1 import OnHeadChecked
@@ -61,6 +63,12 @@ CALL_HEADERS = (
 
 REPORT_S = 0.05
 """How often calls that were held back here are reported."""
+
+MOST_LOOKUPS = 4
+"""Of tenants, for each level that is told: with tokens that were made up there are as many to look up as there are calls."""
+
+MOST_TOKENS = 4_096
+"""Of which the tenant is remembered while there is a level."""
 
 OnReply = Callable[[ReplyMessage], bool]
 """Handles a message of a reply; returns whether it was the last."""
@@ -97,6 +105,8 @@ class ControllerLink(asyncio.Protocol):
         self._count = 0
         self._out: list[Struct] = []
         self.pacer = CallPacer()
+        self._shares: dict[bytes | None, TenantShare] = {}  #: by header, of those that the controller knows
+        self._lookups = 0  #: since the level was last told
         self._held_back: dict[bytes, int] = {}  #: by target: how many were refused here, since it was last reported
         self._prefix = secrets.token_hex(4)
         self._loop = asyncio.get_running_loop()
@@ -174,9 +184,30 @@ class ControllerLink(asyncio.Protocol):
 
     # ---------------------------------------------------------------------- overload
 
-    def pace(self, now_us: int, target: bytes, goal_us: int) -> int | Reject:
+    def share_of(self, authorization: bytes | None) -> TenantShare:
+        """The tenant of calls with this header, as far as it is known here."""
+        found = self._shares.get(authorization)
+        if found is None:
+            if self._lookups < MOST_LOOKUPS:
+                self._lookups += 1
+                self.send(TenantLookup(authorization))
+            return UNKNOWN_TENANT
+        return found
+
+    def _on_tenant_found(self, message: TenantFound) -> None:
+        if len(self._shares) >= MOST_TOKENS:
+            self._shares.clear()
+        self._shares[message.authorization] = TenantShare(message.tenant, message.weight)
+
+    def _on_level(self, message: CallLevel) -> None:
+        self.pacer.set_level(clock_us(), message.per_s)
+        self._lookups = 0
+        if not message.per_s:
+            self._shares.clear()
+
+    def pace(self, now_us: int, share: TenantShare, target: bytes, goal_us: int) -> int | Reject:
         """How long a call is to wait before it is handed in, or that it is refused."""
-        wait_us = self.pacer.wait_us(now_us, target, goal_us)
+        wait_us = self.pacer.wait_us(now_us, share, target, goal_us)
         if not wait_us:
             return 0
         if not self._held_back:
@@ -213,7 +244,9 @@ class ControllerLink(asyncio.Protocol):
         elif isinstance(message, RouteTable):
             self._on_routes(message)
         elif isinstance(message, CallLevel):
-            self.pacer.set_level(clock_us(), message.per_s)
+            self._on_level(message)
+        elif isinstance(message, TenantFound):
+            self._on_tenant_found(message)
         elif isinstance(message, StopAccepting):
             self._on_stop_accepting()
         elif isinstance(message, CommitIntent):

@@ -69,6 +69,7 @@ from lamina.server.grpc import OnDone, OnMessage, RpcContext, RpcError, Serializ
 from lamina.server.process_status import ProcessStatus
 from lamina.server.websocket import MessageSocket
 
+MOST_REFUSALS = 1_024
 REFUSAL_HOLDS_US = 10_000
 """How long a refusal of a call over the level is repeated as it was made: to make one takes as long as to read a request."""
 
@@ -134,7 +135,7 @@ class IngressHttpHandler:
         self._routes = routes
         self._process = process
         self._codecs = codecs
-        self._refusals: dict[bytes, CachedRejection] = {}  #: for calls over the level, by path
+        self._refusals: dict[tuple[str, bytes], CachedRejection] = {}  #: for calls over the level, by tenant and path
 
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
         routes, headers = self._routes, request.headers
@@ -152,7 +153,8 @@ class IngressHttpHandler:
                     model = routes.model_at_path(request.path)
                     if model is not None:
                         head = self._link.call_head(request.path, headers)
-                        backend = RemoteBackend(self._link, head, clock_us() - self._process.lag_us, self._codecs)
+                        at_us, token = clock_us() - self._process.lag_us, headers.get(b"authorization")
+                        backend = RemoteBackend(self._link, head, at_us, self._codecs, token)
                         handle_infer(backend, model, LOCAL, request, exchange, self._codecs)
                         return
             except LaminaError:
@@ -165,14 +167,18 @@ class IngressHttpHandler:
         now_us, told = clock_us(), request.header(b"lamina-deadline-ms")
         goal_us = int(told) * 1000 if told.isdigit() and len(told) < 12 else self._routes.goals_us.get(path, 0)
         at_us = now_us - self._process.lag_us
-        wait_us = link.pace(now_us, path, goal_us)
+        share = link.share_of(request.headers.get(b"authorization"))
+        wait_us = link.pace(now_us, share, path, goal_us)
         if not wait_us:
             self._call(request, exchange, params, at_us)
             return
         if isinstance(wait_us, Reject):
-            cached = self._refusals.get(path)
+            key = (share.tenant, path)
+            cached = self._refusals.get(key)
             if cached is None or now_us >= cached.until_us:
-                cached = self._refusals[path] = CachedRejection(0, now_us + REFUSAL_HOLDS_US, wait_us)
+                if len(self._refusals) >= MOST_REFUSALS:
+                    self._refusals.clear()
+                cached = self._refusals[key] = CachedRejection(0, now_us + REFUSAL_HOLDS_US, wait_us)
             cached.respond(exchange, wait_us.call_id)
             return
         gone: list[bool] = []
@@ -312,11 +318,13 @@ class SocketReply:
 
 
 class RemoteBackend:
-    """Inference backend that asks the controller. `head` names the client's headers, `at_us` is the arrival time."""
+    """Inference backend that asks the controller. `head` names the client's headers, `at_us` is the arrival time,
+    `authorization` a header of them."""
 
-    __slots__ = ("_at_us", "_codecs", "_head", "_link")
+    __slots__ = ("_at_us", "_authorization", "_codecs", "_head", "_link")
 
-    def __init__(self, link: ControllerLink, head: int, at_us: int, codecs: CodecPool) -> None:
+    def __init__(self, link: ControllerLink, head: int, at_us: int, codecs: CodecPool, authorization: bytes | None) -> None:
+        self._authorization = authorization
         self._link = link
         self._head = head
         self._at_us = at_us
@@ -326,7 +334,10 @@ class RemoteBackend:
         link, model = self._link, request.model
         target: _NamedTarget = cast(Any, model.call_target)
         rows = validate_request(model, request.inputs, request.requested_outputs)
-        wait_us = link.pace(clock_us(), target.key, request.timeout_us or target.goal_us) if link.pacer.level else 0
+        wait_us: int | Reject = 0
+        if link.pacer.level:
+            share = link.share_of(self._authorization)
+            wait_us = link.pace(clock_us(), share, target.key, request.timeout_us or target.goal_us)
         if isinstance(wait_us, Reject):
             on_response(rejection_problem(wait_us))
             return lambda: None
@@ -445,7 +456,8 @@ class IngressGrpcMethods(InferenceMethods):
 
     def backend(self, context: RpcContext) -> RemoteBackend:
         head = self._link.call_head(b"", dict(context.headers))
-        return RemoteBackend(self._link, head, clock_us() - self._process.lag_us, self._codecs)
+        at_us, token = clock_us() - self._process.lag_us, context.headers.get(b"authorization")
+        return RemoteBackend(self._link, head, at_us, self._codecs, token)
 
     def find(self, name: str, version: str, context: RpcContext) -> tuple[ServedModel, Identity]:
         return self._routes.find(name, version), LOCAL

@@ -153,6 +153,12 @@ class HeldBack(Struct, frozen=True, array_like=True, tag=24):
     call_id: str
 
 
+class TenantLookup(Struct, frozen=True, array_like=True, tag=26):
+    """Whose calls are those with this header? Asked when calls are held back."""
+
+    authorization: bytes | None
+
+
 class SocketInput(Struct, frozen=True, array_like=True, tag=31):
     """A message of the client of a WebSocket."""
 
@@ -201,9 +207,17 @@ class RouteTable(Struct, frozen=True, array_like=True, tag=10):
 
 
 class CallLevel(Struct, frozen=True, array_like=True, tag=25):
-    """The most calls a second of each target that are to be handed in from now on; 0: as many as there are."""
+    """The most calls a second of each tenant, times its weight, that are to be handed in from now on; 0: as many as there are."""
 
     per_s: float
+
+
+class TenantFound(Struct, frozen=True, array_like=True, tag=27):
+    """Answer to `TenantLookup`, if there is such a tenant."""
+
+    authorization: bytes | None
+    tenant: str
+    weight: float
 
 
 class ResultValue(Struct, frozen=True, array_like=True, tag=11):
@@ -345,6 +359,7 @@ FromIngress = (
     | HeadCheckRequest
     | CommitAllowed
     | HeldBack
+    | TenantLookup
     | SocketInput
     | SocketLeft
 )
@@ -366,7 +381,7 @@ ReplyMessage = (
 )
 """Of the reply to a request."""
 
-ToIngress = ReplyMessage | ReleaseSlots | RouteTable | CallLevel | StopAccepting | CommitIntent
+ToIngress = ReplyMessage | ReleaseSlots | RouteTable | CallLevel | TenantFound | StopAccepting | CommitIntent
 
 
 class IngressMessages(Struct, frozen=True, array_like=True, tag=1):

@@ -46,11 +46,13 @@ from lamina.gateway.ingress.messages import (
     SocketLeft,
     SocketMessage,
     SocketTaken,
+    TenantFound,
+    TenantLookup,
     ingress_reader,
     pack_messages,
     socket_data,
 )
-from lamina.gateway.ingress.throttle import HostThrottle
+from lamina.gateway.ingress.throttle import UNKNOWN_TENANT, HostThrottle
 from lamina.gateway.oip.grpc_service import GrpcMethods
 from lamina.gateway.oip.inference import InferenceRequest
 from lamina.gateway.oip.inference_service import InferenceService, PendingInference
@@ -248,6 +250,7 @@ class IngressSession:
         self.slots = slots
         self._sizes: dict[int, int] = {}  #: of its slots, which never change
         self._heads: dict[int, HttpRequest] = {}
+        self._tenants: dict[int, str] = {}  #: by head
         self._pinned: dict[int, list[ShmRef]] = {}  #: results it is reading
         self._out: list[Struct] = []
         self.pending: dict[int, RemoteReply] = {}
@@ -268,6 +271,7 @@ class IngressSession:
             IngressReady: self._on_ready,
             HeadCheckRequest: self._on_head_check,
             HeldBack: self._on_held_back,
+            TenantLookup: self._on_tenant_lookup,
         }
 
     def spawn(self, setup: IngressSetup, on_lost: Callable[[], None]) -> None:
@@ -297,7 +301,7 @@ class IngressSession:
         head = self._known_head(message.head)
         target = self._router.targets.by_path.get(head.path)
         if target is not None:
-            self._throttle.on_call(self, head.path, target.slo.latency_us, self._unread_us)
+            self._throttle.on_call(self, self._tenant_of(message.head), target.slo.latency_us, self._unread_us)
         inputs = self._resolve_inputs(message.inputs)
         arrived_us = self._arrived_us(message.at_us) - self._unread_us  # the way back will be as long
         decoded = DecodedBody(inputs, message.size, arrived_us, self._noter(message.number))
@@ -316,7 +320,7 @@ class IngressSession:
             caller = self._router.authorize(head, INFER)
             model = inference.catalogue.find(message.model, message.version, Grant(caller, INFER))
             inference.check_available(model)
-            self._throttle.on_call(self, model.target_name.encode(), model.call_target.slo.latency_us, self._unread_us)
+            self._throttle.on_call(self, caller.tenant, model.call_target.slo.latency_us, self._unread_us)
             trace = head.headers.get(b"traceparent", b"")
             request = InferenceRequest(model, (), (), message.timeout_us, message.priority, caller, trace)
             pending = PendingInference(inference, request, len(rows), is_streamed=message.is_streamed)
@@ -377,9 +381,30 @@ class IngressSession:
         if message.refused and (target is not None or name in self._driver.controller.flows):
             self._router.call_handler.on_shed(name, message.refused, message.call_id)
 
+    def _on_tenant_lookup(self, message: TenantLookup) -> None:
+        tenant = self._authenticated_tenant(message.authorization)
+        if tenant != UNKNOWN_TENANT.tenant:
+            self.send(TenantFound(message.authorization, tenant, self._throttle.weight_of(tenant)))
+
+    def _tenant_of(self, number: int) -> str:
+        """The tenant of calls with this head: they are many, and a token is checked with each of them anyway."""
+        tenant = self._tenants.get(number)
+        if tenant is None:
+            headers = self._known_head(number).headers
+            tenant = self._tenants[number] = self._authenticated_tenant(headers.get(b"authorization"))
+        return tenant
+
+    def _authenticated_tenant(self, authorization: bytes | None) -> str:
+        headers = {} if authorization is None else {b"authorization": authorization}
+        try:
+            return self._router.authorize(HttpRequest("POST", b"", b"", headers, b"", True), INFER).tenant
+        except LaminaError:
+            return UNKNOWN_TENANT.tenant
+
     def _on_head(self, head: RequestHead) -> None:
         if head.number >= MAX_HEADS:
             raise FrameError(f"head {head.number}: at most {MAX_HEADS} are kept")
+        self._tenants.pop(head.number, None)
         self._heads[head.number] = HttpRequest(head.method, head.path, head.query, head.headers, b"", head.keep_alive)
 
     def _known_head(self, number: int) -> HttpRequest:
