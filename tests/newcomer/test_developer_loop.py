@@ -146,6 +146,14 @@ def test_a_template_passes_its_own_tests(tmp_path: Path, template: str) -> None:
     assert ran.returncode == 0, ran.stdout
 
 
+def test_init_says_which_file_an_app_still_needs(tmp_path: Path) -> None:
+    (tmp_path / "has").mkdir()
+    (tmp_path / "has" / "model.onnx").touch()
+    said = {name: CliRunner().invoke(cli.root, ["init", str(tmp_path / name), "--template", "onnx"]) for name in ("lacks", "has")}
+    assert f"needed: your model, as {tmp_path / 'lacks' / 'model.onnx'}" in said["lacks"].output
+    assert "needed" not in said["has"].output
+
+
 def test_init_overwrites_nothing(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text("mine")
     with pytest.raises(BadValue, match=r"app\.py is there already"):

@@ -9,6 +9,9 @@ import click
 from lamina.errors import BadValue
 
 TEMPLATES = Path(__file__).parent / "templates"
+
+_MODEL_FILES = {"onnx": "model.onnx"}
+"""By template, the file that an app needs and its author has to bring."""
 _NAMES = sorted(path.name for path in TEMPLATES.iterdir() if path.is_dir() and not path.name.startswith("_"))
 
 
@@ -38,5 +41,7 @@ def command(folder: Path, template: str, name: str | None) -> None:
     for name, path in files.items():
         (folder / name).write_text(path.read_text().replace("APP_NAME", app))
         click.echo(f"wrote {folder / name}")
+    if (model := _MODEL_FILES.get(template)) and not (folder / model).exists():
+        click.echo(f"needed: your model, as {folder / model}; until it is there, the function cannot be loaded")
     step = f"cd {folder} && " if str(folder) != "." else ""
     click.echo(f"next: {step}lamina dev app.py      tests: pytest")
