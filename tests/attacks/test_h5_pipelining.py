@@ -42,3 +42,47 @@ def test_h5_requests_behind_those_that_wait_for_their_responses_are_not_begun():
         exchange.respond(200, b"")
     turns.run()
     assert count < len(waiting) <= 2 * (to.limits.pipelined_requests + 2)
+
+
+def talk(look_s: float = 0.0) -> tuple[HttpConnection, Wire, Turns, list[tuple[Any, ...]]]:
+    seen: list[tuple[Any, ...]] = []
+    turns, wire = Turns(look_s), Wire()
+    connection = HttpConnection(server(seen, turns))
+    connection.connection_made(wire)  # type: ignore[arg-type]
+    return connection, wire, turns, seen
+
+
+def test_h5_empty_lines_are_read_in_slices_and_no_more_of_them_than_a_head_may_have():
+    connection, wire, turns, _ = talk(SLICE_S / 3)
+    connection.data_received(b"\r\n" * 100_000)
+    assert len(connection._unparsed) > 190_000, "a slice has a few of them"
+    turns.run()
+    assert b" 400 " in wire.said and wire.is_closing()
+
+
+def test_h5_a_few_empty_lines_before_a_request_are_passed_over():
+    connection, _, turns, seen = talk(SLICE_S / 3)
+    connection.data_received(b"\r\n" * 500 + REQUESTS[0] + b"\r\n" * 500 + REQUESTS[0])
+    turns.run()
+    assert len(seen) == 2
+
+
+CHUNKED = b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_h5_an_extension_of_a_chunk_has_an_end():
+    connection, wire, _, _ = talk()
+    connection.data_received(CHUNKED + b"1;")
+    for _ in range(100):
+        connection.data_received(b"a" * 1_000)
+    assert b" 413 " in wire.said
+
+
+def test_h5_chunks_may_have_signatures():
+    connection, _, turns, seen = talk()
+    connection.data_received(CHUNKED)
+    for _ in range(1_000):
+        connection.data_received(b"100;chunk-signature=" + b"0" * 64 + b"\r\n" + b"x" * 256 + b"\r\n")
+    connection.data_received(b"0\r\n\r\n")
+    turns.run()
+    assert [len(request[4]) for request in seen] == [256_000]

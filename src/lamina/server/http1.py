@@ -216,6 +216,8 @@ class HttpConnection(asyncio.Protocol):
                 self.enter_phase("head")
             if parser.is_head_too_long:
                 self._reject(431, "header too large")
+        elif parser.is_head_too_long:
+            self._reject(400, "empty lines, and no request")
 
     def _feed_in_slices(self, data: bytes) -> None:
         """Parse what may be many requests: one of them, and more while the slice of this connection lasts."""
@@ -230,10 +232,10 @@ class HttpConnection(asyncio.Protocol):
                 self._unparsed, self._is_slicing = b"", False
                 self.data_received(data[at:])
                 return
-            has_begun = parser.completed > before
             if self._awaits_head_check or self._is_pipeline_full or self._is_write_blocked:  # goes on with `_resume_reading`
                 break
-            if has_begun and not parser.is_in_body and turns.clock() >= until_s:
+            has_more = parser.completed > before or not parser.is_in_head  # empty lines, else one request at least
+            if at and has_more and not parser.is_in_body and turns.clock() >= until_s:
                 self._unparsed, self._is_slicing = data[at:], False
                 self._await_slice()
                 break

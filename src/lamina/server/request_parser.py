@@ -33,9 +33,13 @@ SINGLE_HEADERS = frozenset((b"host", b"content-length", b"transfer-encoding", b"
 MAX_NAMES = 512
 MAX_NAME_BYTES = 64
 
+CHUNK_FRAMING_BYTES = 256
+"""Around each chunk of a body: its size, and an extension such as a signature."""
+
 _UPGRADE = (400, "upgrades other than to a WebSocket are not served")
 _UPGRADE_BEHIND = (400, "an upgrade behind requests that wait for their responses", "send it on a connection of its own")
 _MALFORMED = (400, "malformed request")
+_FRAMING = (413, "too much between the chunks of a body")
 _NO_MEMORY = (503, "no memory for this body", "try again after Retry-After, or send less at a time")
 
 
@@ -95,8 +99,7 @@ class RequestParser:
         if self._ignores_upgrade:
             self._take_body(data)
             return None
-        if not self.is_in_body:
-            self._fed_bytes += len(data)
+        self._fed_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -112,7 +115,15 @@ class RequestParser:
             return self._fault or _MALFORMED
         except httptools.HttpParserError:
             return self._fault or _MALFORMED
+        if self.is_in_body and not self._length and self._framing_bytes > self._limits.head_bytes:
+            return _FRAMING
         return None
+
+    @property
+    def _framing_bytes(self) -> int:
+        """What has come between the chunks of a body, and is more than chunks of so many need; llhttp passes over extensions of
+        any length."""
+        return self._fed_bytes - len(self._body) - CHUNK_FRAMING_BYTES * self._chunks
 
     def _take_body(self, data: bytes) -> bool:
         """Take the body of a request whose offer of an upgrade is passed over: the parser has stopped behind its head. False: it
@@ -212,6 +223,7 @@ class RequestParser:
             self._headers[name] = value
 
     def on_headers_complete(self) -> None:
+        self._fed_bytes = 0
         self.is_in_body = True
         self.is_in_head = False
         headers = self._headers

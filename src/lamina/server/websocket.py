@@ -218,11 +218,16 @@ class WebSocket(MessageSocket):
             connection.end_turn()
 
     def _handle_events(self) -> None:
-        """Handle some events, the others in the next turns of the loop, and no more of them than are taken."""
+        """Handle some events, as many as the slice of the connection allows, the others in the next turns of the loop, and no
+        more of them than are taken."""
         self._is_scheduled = False
         self._events = self._events or self._frames.events()
-        for _ in range(EVENTS_PER_TURN):
+        turns = self._connection.server.turns if self._connection is not None else None
+        until_s = turns.slice_until() if turns is not None else 0.0
+        for number in range(EVENTS_PER_TURN):
             if self._window.is_full and not self._closed_s:
+                break
+            if number and turns is not None and turns.clock() >= until_s:
                 break
             event = next(self._events, None) if self._connection is not None else None
             if event is None:
