@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.http1 import HttpConnection, HttpLimits, HttpServer
+from lamina.server.turn_budget import SLICE_S, TurnBudget
 from lamina.server.websocket import MessageSocket, UnreadWindow
 from tests.properties import examples
 
@@ -75,8 +77,8 @@ class Echo:
         self.socket.send(message)
 
 
-def connected(handler: Echo, **limits: Any) -> tuple[HttpConnection, Transport]:
-    server = HttpServer(handler.handle, lambda *_: (b"{}", b"application/json"), HttpLimits(**limits))
+def connected(handler: Echo, turns: TurnBudget | None = None, **limits: Any) -> tuple[HttpConnection, Transport]:
+    server = HttpServer(handler.handle, lambda *_: (b"{}", b"application/json"), HttpLimits(**limits), turns=turns)
     connection, transport = HttpConnection(server), Transport()
     connection.connection_made(transport)  # type: ignore[arg-type]
     return connection, transport
@@ -153,6 +155,24 @@ def test_a_flood_of_tiny_frames_is_handled_a_few_in_a_turn_of_the_loop() -> None
 
     seen = asyncio.run(work())
     assert max(after - before for before, after in zip([0, *seen], seen, strict=False)) <= 64
+
+
+def test_frames_that_take_long_are_handled_within_the_slice_of_their_connection() -> None:
+    async def work() -> list[int]:
+        handler, client = Echo(), Connection(ConnectionType.CLIENT)
+        clock = itertools.count(0.0, SLICE_S / 3)
+        turns = TurnBudget(asyncio.get_running_loop().call_soon, lambda: next(clock))
+        connection, _ = connected(handler, turns, unread_messages=10_000)
+        connection.data_received(HANDSHAKE + b"".join(client.send(TextMessage(data="x")) for _ in range(50)))
+        seen = [len(handler.received)]
+        while len(handler.received) < 50:
+            await asyncio.sleep(0)
+            seen.append(len(handler.received))
+        connection.connection_lost(None)
+        return seen
+
+    seen = asyncio.run(work())
+    assert max(after - before for before, after in zip([0, *seen], seen, strict=False)) <= 4
 
 
 def test_memory_of_messages_is_charged_and_given_back() -> None:
