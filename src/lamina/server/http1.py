@@ -211,13 +211,8 @@ class HttpConnection(asyncio.Protocol):
                 self.end_turn()
         if fault is not None:
             self._reject(*fault)
-        elif parser.is_in_head:
-            if self.phase != "head":
-                self.enter_phase("head")
-            if parser.is_head_too_long:
-                self._reject(431, "header too large")
-        elif parser.is_head_too_long:
-            self._reject(400, "empty lines, and no request")
+        elif parser.is_in_head and self.phase != "head":
+            self.enter_phase("head")
 
     def _feed_in_slices(self, data: bytes) -> None:
         """Parse what may be many requests: one of them, and more while the slice of this connection lasts."""

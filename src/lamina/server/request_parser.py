@@ -39,6 +39,8 @@ CHUNK_FRAMING_BYTES = 256
 _UPGRADE = (400, "upgrades other than to a WebSocket are not served")
 _UPGRADE_BEHIND = (400, "an upgrade behind requests that wait for their responses", "send it on a connection of its own")
 _MALFORMED = (400, "malformed request")
+_LONG_HEAD = (431, "header too large")
+_NO_HEAD = (400, "empty lines, and no request")
 _FRAMING = (413, "too much between the chunks of a body")
 _NO_MEMORY = (503, "no memory for this body", "try again after Retry-After, or send less at a time")
 
@@ -84,6 +86,7 @@ class RequestParser:
     def __init__(self, connection: HttpConnection) -> None:
         self._connection: Any = connection
         self._limits = connection.limits
+        self._longest_head = self._limits.head_bytes + self._limits.url_bytes
         self._names = connection.server.header_names
         self._parser: Any = httptools.HttpRequestParser(self)
         self._length = 0  #: of the body, as announced; 0: none, or in chunks
@@ -115,8 +118,10 @@ class RequestParser:
             return self._fault or _MALFORMED
         except httptools.HttpParserError:
             return self._fault or _MALFORMED
-        if self.is_in_body and not self._length and self._framing_bytes > self._limits.head_bytes:
-            return _FRAMING
+        if self.is_in_body:
+            return _FRAMING if not self._length and self._framing_bytes > self._limits.head_bytes else None
+        if self._fed_bytes > self._longest_head:  # llhttp reports no header before it has the whole of it
+            return _LONG_HEAD if self.is_in_head else _NO_HEAD
         return None
 
     @property
@@ -133,11 +138,6 @@ class RequestParser:
             if len(self._body) >= self._length:
                 self._finish()
         return self._ignores_upgrade
-
-    @property
-    def is_head_too_long(self) -> bool:
-        """The head exceeds all its limits together; llhttp reports no header before it has the whole of it."""
-        return not self.is_in_body and self._fed_bytes > self._limits.head_bytes + self._limits.url_bytes
 
     def is_too_slow(self, now_s: float, waited_s: float) -> bool:
         """The body came below its least rate in a whole window, or not at all for as long. What came before does not count."""

@@ -85,7 +85,7 @@ class CompletionEstimator:
         if not known.kinds:
             return _cold_start_us(view, function, ahead, self._fastest_us(view, function, ahead)) if known.is_cold else 0
         least_us = 0
-        if len(view.waiting) + len(view.deferred) > (1 if len(function.queue) else 0):
+        if len(view.waiting) + len(view.deferred) > (1 if ahead > 1 else 0):
             least_us = self.backlog.drained_us(view, function, allowed_us)
         best_us = 0
         for part, table, instances, configs in known.kinds:
