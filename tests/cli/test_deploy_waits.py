@@ -6,10 +6,13 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from lamina import cli
 from lamina.cli._admin_client import until_divided
 from lamina.errors import DeadlineExceeded, LoadFailed
 
@@ -33,6 +36,15 @@ def management() -> Iterator[Management]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = json.dumps(found.answer()).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            about = {"app": "shop", "version": 1, "state": "serving", "functions": [{"name": "price"}], "workflows": []}
+            body = json.dumps(about).encode()
             self.send_response(200)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
@@ -66,3 +78,26 @@ def test_a_load_that_takes_too_long_is_told_with_a_way_to_look(management: Manag
     with pytest.raises(DeadlineExceeded, match=r"version 2 of 'shop' is not loaded after 0 s") as told:
         until_divided("shop", management.url, within_s=0)
     assert "lamina traffic shop" in told.value.hint
+
+
+@pytest.mark.parametrize(
+    ("state", "options", "told"),
+    [
+        ({"state": "divided"}, [], "shop version 2 serving beside version 1, for 10% of the calls: lamina traffic shop\n"),
+        (
+            {"state": "loading"},
+            ["--no-wait"],
+            "shop version 2 loading beside version 1, for 10% of the calls once it is loaded: lamina traffic shop\n",
+        ),
+        ({"state": "whole", "weights": {"1": 100}}, [], "shop version 1 serving: price\n"),
+    ],
+)
+def test_the_version_that_was_deployed_is_told_with_its_share(
+    management: Management, tmp_path: Path, state: dict[str, Any], options: list[str], told: str
+) -> None:
+    management.states = [state]
+    (tmp_path / "app.py").write_text('import lamina\napp = lamina.App("shop")\n')
+    words = ["deploy", str(tmp_path / "app.py"), "--traffic", "10", "--admin-url", management.url, *options]
+    result = CliRunner().invoke(cli.root, words, standalone_mode=False)
+    assert result.return_value == 0 and result.stdout == told
+    assert ("it is the first version, so it gets all calls" in result.stderr) == ("weights" in state)

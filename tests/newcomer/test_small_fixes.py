@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import lamina
@@ -201,3 +204,48 @@ def test_a_plain_call_of_a_class_inside_a_function_goes_to_the_served_instance()
         assert [server.client.call("outer", {"x": x}) for x in (1, 2)] == [3, 5]
     assert [name.split("-")[0] for name in loaded] == ["model"]
     assert [name.split("-")[0] for name in threads] == ["model", "outer"] * 2  # a plain function is called where it is
+
+
+@pytest.mark.live
+def test_clients_take_just_the_value_where_one_parameter_is_enough() -> None:
+    app = lamina.App("short")
+
+    @app.function()
+    def half(x: float, digits: int = 2) -> float:
+        return round(x / 2, digits)
+
+    @app.function()
+    def total(x: Any) -> float:
+        return float(sum(x))
+
+    @app.function()
+    def tell(about: str) -> Iterator[str]:
+        yield about
+        yield about.upper()
+
+    @app.function()
+    def both(x: float, y: float) -> float:
+        return x + y
+
+    @app.function()
+    def nothing() -> int:
+        return 0
+
+    @app.workflow()
+    def quarter(x: float) -> float:
+        return half(half(x))
+
+    async def asynchronous(url: str) -> list[Any]:
+        async with lamina.AsyncClient(url) as client:
+            return [await client.call("half", 3.0), [one async for one in client.stream("tell", "a")]]
+
+    with Server(app) as server:
+        client = server.client
+        assert [client.call("half", 3.0), client.call("half", 0), client.call("quarter", 4.0)] == [1.5, 0.0, 1.0]
+        assert client.call("total", np.ones(3)) == client.call("total", [1, 2]) == 3.0
+        assert list(client.stream("tell", "a")) == ["a", "A"] and list(client.map("half", [2.0, 4.0])) == [1.0, 2.0]
+        assert asyncio.run(asynchronous(server.url)) == [1.5, ["a", "A"]]
+        with pytest.raises(BadValue, match="float given where an object is needed"):
+            client.call("both", 1.0)
+        with pytest.raises(BadValue, match="ndarray given; this target takes no input"):
+            client.call("nothing", np.ones(3))

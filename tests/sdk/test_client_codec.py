@@ -47,9 +47,9 @@ def test_a_token_with_a_line_break_is_refused():
         server_at("http://host", "a\r\nb")
 
 
-def test_inputs_must_have_names():
-    with pytest.raises(BadValue, match="int given where a dict is needed"):
-        call_request(SERVER, "functions", "f", 3, CallOptions())  # type: ignore[arg-type]
+@pytest.mark.parametrize(("inputs", "sent"), [({"x": 3}, {"x": 3}), (None, {}), (3, 3), ([1, 2], [1, 2])])
+def test_a_mapping_is_inputs_by_name_and_anything_else_the_value_of_the_only_parameter(inputs: object, sent: object):
+    assert encoding.decode(call_request(SERVER, "functions", "f", inputs, CallOptions()).body) == sent
 
 
 def test_a_deadline_needs_its_unit():

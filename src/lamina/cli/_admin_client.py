@@ -104,11 +104,11 @@ def until_served(about: dict[str, Any], url: str, within_s: float = LOAD_S) -> d
     return about
 
 
-def until_divided(app: str, url: str, within_s: float = LOAD_S) -> dict[str, Any]:
-    """Wait until the versions that are to share the calls of an app are loaded; its traffic then."""
+def until_divided(app: str, url: str, within_s: float = LOAD_S, *, is_patient: bool = True) -> dict[str, Any]:
+    """Wait until the versions that are to share the calls of an app are loaded, or not at all; its traffic then."""
     path, until_s = f"/v1/apps/{quote(app, safe='')}/traffic", time.monotonic() + within_s
     found, is_told = ask("GET", path, url), False
-    while found["state"] == "loading" and not found["rolled_back"]:
+    while is_patient and found["state"] == "loading" and not found["rolled_back"]:
         candidates = ", ".join(version for version in found["weights"] if version != found["stable"])
         if not is_told:
             is_told = True

@@ -49,16 +49,22 @@ def command(
     about = ask("PUT", f"/v1/apps/{quote(name, safe='')}", admin_url, body, headers)
     if not no_wait:
         about = until_served(about, admin_url, timeout)
-        if traffic is not None:
-            until_divided(name, admin_url, timeout)
+    divided = None
+    if traffic is not None:
+        divided = about["traffic"] = until_divided(name, admin_url, timeout, is_patient=not no_wait)
     if as_json:
         click.echo(msgspec.json.encode(about).decode())
         return 0
+    candidates = [] if divided is None else [version for version in divided["weights"] if version != divided["stable"]]
+    if divided is not None and candidates:
+        verb, when = ("loading", " once it is loaded") if no_wait else ("serving", "")
+        beside = f"{name} version {candidates[-1]} {verb} beside version {divided['stable']}"
+        click.echo(f"{beside}, for {traffic:g}% of the calls{when}: lamina traffic {name}")
+        return 0
     names = ", ".join([one["name"] for one in about["functions"]] + about["workflows"])
     click.echo(f"{name} version {about['version']} {about['state']}: {names}")
-    if traffic is not None:
-        when = " once it is loaded" if no_wait else ""
-        click.echo(f"the new version gets {traffic:g}% of the calls{when}: lamina traffic {name}")
+    if divided is not None:
+        click.echo("it is the first version, so it gets all calls", err=True)
     return 0
 
 

@@ -63,8 +63,8 @@ class AsyncClient:
     # ------------------------------------------------------------------ calls
 
     async def call(self, name: str, inputs: Inputs = None, **options: Unpack[CallKeywords]) -> Any:
-        """The result of a function or workflow for named inputs. Options are those of `CallOptions`: `deadline`, `priority`,
-        `cost_limit`, and `kind`, without which either is looked for."""
+        """The result of a function or workflow for inputs by name, or for the value of its only parameter. Options are those of
+        `CallOptions`: `deadline`, `priority`, `cost_limit`, and `kind`, without which either is looked for."""
         result = await self._outcome(self._protocol.call(name, inputs, CallOptions(**options)))
         if isinstance(result, LaminaError):
             raise result

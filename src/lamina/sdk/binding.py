@@ -65,7 +65,7 @@ def bind(params: Params, body: Any = NOTHING) -> dict[str, Any]:
     if len(params) == 1 and body is not NOTHING and (type(body) is not dict or params[0].is_whole):
         return {params[0].name: body}
     if not params:
-        if body is NOTHING or body is None or body == {}:
+        if body is NOTHING or body is None or (isinstance(body, Mapping) and not body):
             return {}
         raise BadValue(f"body: {type(body).__name__} given; this target takes no input", hint="send an empty body, null or {}")
     if body is NOTHING:

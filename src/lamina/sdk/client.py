@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, Unpack
@@ -78,8 +78,8 @@ class Client:
     # ------------------------------------------------------------------ calls
 
     def call(self, name: str, inputs: Inputs = None, **options: Unpack[CallKeywords]) -> Any:
-        """The result of a function or workflow for named inputs. Options are those of `CallOptions`: `deadline`, `priority`,
-        `cost_limit`, and `kind`, without which either is looked for."""
+        """The result of a function or workflow for inputs by name, or for the value of its only parameter. Options are those of
+        `CallOptions`: `deadline`, `priority`, `cost_limit`, and `kind`, without which either is looked for."""
         result = self._call(name, inputs, CallOptions(**options))
         if isinstance(result, LaminaError):
             raise result
@@ -119,7 +119,7 @@ class Client:
     def map(
         self,
         name: str,
-        inputs: Iterable[Mapping[str, Any]],
+        inputs: Iterable[Inputs],
         *,
         max_concurrency: int = 16,
         return_errors: bool = False,
@@ -139,9 +139,7 @@ class Client:
     def _call(self, name: str, inputs: Inputs, options: CallOptions) -> CallResult | LaminaError:
         return self._outcome(self._protocol.call(name, inputs, options), CancelToken())
 
-    def _map(
-        self, name: str, inputs: Iterable[Mapping[str, Any]], width: int, return_errors: bool, options: CallOptions
-    ) -> Iterator[Any]:
+    def _map(self, name: str, inputs: Iterable[Inputs], width: int, return_errors: bool, options: CallOptions) -> Iterator[Any]:
         threads = ThreadPoolExecutor(width, thread_name_prefix="lamina-map")
         ahead: deque[SpawnedCall] = deque()
         try:

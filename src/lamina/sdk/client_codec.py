@@ -1,7 +1,7 @@
 """HTTP codec of both clients: requests of calls, and results and errors of responses. No sockets here.
 
-Inputs always travel encoded with their names. A JSON body would be shorter to read, but for a target with one
-parameter it is that parameter, and a client does not know how many there are.
+A mapping is always inputs by their names: a client does not know how many parameters a target has. Anything else is the value
+of its only one, which the server knows.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ _BY_STATUS: dict[int, type[LaminaError]] = {
 }
 
 
-Inputs = Mapping[str, Any] | None
+Inputs = Any
+"""Inputs of a call: a mapping from parameter to value, or just the value where one parameter is enough. None: no inputs."""
 
 
 class CallKeywords(TypedDict, total=False):
@@ -273,10 +274,6 @@ class RouteAttempt:
 
 
 def call_request(server: ServerAddress, kind: str, name: str, inputs: Inputs, options: CallOptions) -> ClientRequest:
-    if inputs is not None and not isinstance(inputs, Mapping):
-        raise BadValue(
-            f"inputs: {type(inputs).__name__} given where a dict is needed", hint="name the inputs: {parameter: value}"
-        )
     headers = server.headers() | {"content-type": VALUE}
     if options.deadline is not None:
         deadline_us = parse_us(options.deadline, "deadline")
@@ -292,7 +289,8 @@ def call_request(server: ServerAddress, kind: str, name: str, inputs: Inputs, op
         headers["lamina-objective"] = checked_objective(options.objective)
     if options.fresh:
         headers["cache-control"] = "no-cache"
-    return ClientRequest("POST", f"{server.base}/v1/{kind}/{quote(name, safe='')}", headers, encoding.encode(dict(inputs or {})))
+    given = dict(inputs or {}) if inputs is None or isinstance(inputs, Mapping) else inputs
+    return ClientRequest("POST", f"{server.base}/v1/{kind}/{quote(name, safe='')}", headers, encoding.encode(given))
 
 
 def _checked_number(value: Any, field: str, least: float, most: float) -> Any:

@@ -125,7 +125,7 @@ def test_several_inputs_come_by_name_and_defaults_may_be_left_out(port: int) -> 
         ("echo", b"[" * 65 + b"]" * 65, "application/json", "nested"),
         ("echo", b"1" * 5_000, "application/json", ""),
         ("echo", b"\xc1", "application/vnd.lamina.value", "value"),
-        ("echo", encoding.encode([1]), "application/vnd.lamina.value", "named"),
+        ("nothing", encoding.encode([1]), "application/vnd.lamina.value", "no input"),
         ("echo", b"--B", "multipart/form-data; boundary=" + "B" * 10_000, "boundary"),
         ("echo", b"--B\r\n\r\nx\r\n--B--", "multipart/form-data; boundary=B", "part"),
     ],

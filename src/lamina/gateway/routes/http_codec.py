@@ -64,7 +64,8 @@ def decode_inputs(request: HttpRequest, params: tuple[Param, ...]) -> dict[str, 
         if kind == JSON or not kind:
             named = bind(params, encoding.from_json(body) if body else NOTHING)
         elif kind == VALUE:
-            named = bind_named(params, _decode_values(body))
+            given = encoding.decode_input(body)
+            named = bind_named(params, given) if isinstance(given, dict) else bind(params, given)
         elif kind == MULTIPART:
             named = bind_named(params, form_values(params, parse_multipart(options, body)))
         elif kind == FORM:
@@ -79,13 +80,6 @@ def decode_inputs(request: HttpRequest, params: tuple[Param, ...]) -> dict[str, 
         if request.query:
             error.add_hint("inputs are taken from the body, not from behind the ? of the address")
         raise
-
-
-def _decode_values(body: bytes) -> dict[str, Any]:
-    named = encoding.decode_input(body)
-    if not isinstance(named, dict):
-        raise BadValue("body: not a dict of named inputs", hint="encode {parameter: value}")
-    return named
 
 
 def _decode_urlencoded(params: tuple[Param, ...], body: bytes) -> dict[str, Any]:
