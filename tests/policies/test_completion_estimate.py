@@ -14,14 +14,18 @@ from msgspec.structs import replace
 from lamina.core.events import InstanceReady, Tick
 from lamina.core.policy import Decision, LoadInstance, Start, View
 from lamina.core.scheduling.queues import Order
-from lamina.policies import frontier
-from lamina.policies.frontier.estimate import FixedSliceEstimator
+from lamina.core.scheduling.state import FunctionState
+from lamina.policies import edf, frontier
 from lamina.types import DeviceSpec, SliceLimits, Slo
 from tests.script import GPU, Script, a_function
 
 MS = 1_000
-estimate_us = FixedSliceEstimator().estimate_us
 MANY = DeviceSpec(id="gpu0", kind="gpu", units=8, memory_mib=1_000, limits=SliceLimits(batches_per_instance=0))
+
+
+def estimate_us(view: View, function: FunctionState, allowed_us: int = 10**7) -> int:
+    """In batches as large as may be, on the slice that it asks for."""
+    return edf.fixed_slice_estimator().estimate_us(view, function, allowed_us, 0)
 
 
 @dataclass
@@ -40,7 +44,7 @@ class Start1:
                 yield Start(function.queue.first(1), opening)
 
 
-def waiting(jobs: int, running: int = 0, device: DeviceSpec = GPU, **function: object) -> tuple[View, object]:
+def waiting(jobs: int, running: int = 0, device: DeviceSpec = GPU, **function: object) -> tuple[View, FunctionState]:
     """A function with so many jobs in its queue and batches on its device."""
     script = Script()
     takes = {"f": (2 * MS, 500)}
@@ -63,12 +67,19 @@ def simulated_us(lanes_free_us: list[int], jobs: int, max_batch: int) -> int:
     return end_us
 
 
-@given(jobs=st.integers(0, 40), count=st.integers(1, 10), max_batch=st.integers(1, 8), running=st.integers(0, 1))
-def test_on_one_slice_it_is_what_serving_the_queue_takes_within_one_batch(jobs: int, count: int, max_batch: int, running: int):
+@given(jobs=st.integers(0, 40), max_batch=st.integers(1, 8), running=st.integers(0, 1))
+def test_on_one_slice_it_is_what_serving_the_queue_takes_within_one_batch(jobs: int, max_batch: int, running: int):
     view, function = waiting(jobs, running, max_batch=max_batch)
-    truly_us = simulated_us([2_500 * running], jobs + count, max_batch)
-    said_us = estimate_us(view, function, count)
-    assert truly_us <= said_us <= truly_us + 500 * (max_batch - 1)
+    truly_us = simulated_us([2_500 * running], jobs + 1, max_batch)
+    assert truly_us <= estimate_us(view, function) <= truly_us + 500 * (max_batch - 1)
+
+
+@given(jobs=st.integers(0, 60), max_batch=st.integers(1, 8))
+def test_where_slices_are_chosen_no_less_is_promised_than_the_best_batches_take(jobs: int, max_batch: int):
+    """Eight slices of a unit, and the queue in batches of any one size."""
+    view, function = waiting(jobs, device=MANY, share=0.25, max_batch=max_batch)
+    best_us = min(simulated_us([0] * 8, jobs + 1, size) for size in range(1, max_batch + 1))
+    assert best_us <= frontier.Policy()._estimator.estimate_us(view, function, 10**7, 0)
 
 
 @given(jobs=st.integers(0, 60), max_batch=st.integers(1, 8))
@@ -101,6 +112,23 @@ def test_a_few_of_many_places_speak_for_all(jobs: int):
 def test_a_device_with_no_free_units_is_waited_for():
     view, function = waiting(0, running=4, device=MANY, share=0.25)
     assert estimate_us(view, function) == 2_500 + 2_500
+
+
+@pytest.mark.parametrize("policy", [edf.Policy, frontier.Policy])
+def test_units_that_another_function_has_are_waited_for(script: Script, policy: type[edf.Policy | frontier.Policy]):
+    """One batch of each at a time, and one unit for both."""
+    script.given(a_function("f"), a_function("g"), policy=Start1(1), takes={"f": 5 * MS, "g": 2 * MS})
+    script.at(0).arrives("c", target="f")
+    estimator = policy()._estimator
+    assert estimator.estimate_us(script.controller.view, script.controller.state.functions["g"], 10**7, 0) == 7 * MS
+
+
+@pytest.mark.parametrize(("within_ms", "takes_ms"), [(50, 2 + 3 * 5), (900, 2)])
+def test_only_what_is_due_sooner_of_another_function_is_before_it_on_a_fixed_slice(script: Script, within_ms: int, takes_ms: int):
+    script.given(a_function("f"), a_function("g"), policy=Start1(order="due"), takes={"f": 5 * MS, "g": 2 * MS})
+    script.at(0).arrives("c1", "c2", "c3", target="f", within_us=within_ms * MS)
+    function = script.controller.state.functions["g"]
+    assert estimate_us(script.controller.view, function, 100 * MS) == takes_ms * MS
 
 
 def test_an_instance_that_loads_is_waited_for_as_long_as_loads_take(script: Script):

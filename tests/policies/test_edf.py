@@ -74,6 +74,11 @@ def test_a_margin_is_kept_for_predictions_that_err(script: Script):
     assert script.at(0).arrives("c", within_us=10_999) == [Reject("c", "deadline", 1_000, 11 * MS)]
 
 
+def test_a_call_that_asks_for_less_than_it_takes_alone_is_told_what_it_takes(busy: Script):
+    """To try again would not help."""
+    assert busy.arrives("c", within_us=9 * MS) == [Reject("c", "deadline", 11 * MS, 20 * MS, alone_us=10 * MS)]
+
+
 def test_the_longer_the_queue_the_later_the_offer(script: Script):
     script.given(a_function(), policy=edf.Policy(margin=0.0), takes={"f": 10 * MS})
     script.at(0).arrives("running", within_us=900 * MS)
@@ -112,7 +117,9 @@ def test_a_workflow_is_refused_if_its_longest_way_takes_too_long(script: Script)
     flow = Flow("w", {"a": Task("a", "f", ("b",)), "b": Task("b", "g")}, ("a",))
     takes = {"f": 10 * MS, "g": 20 * MS}
     script.given(a_function("f"), a_function("g"), flows=[flow], policy=edf.Policy(margin=0.0), takes=takes)
-    assert script.at(0).arrives("no", target="w", within_us=29 * MS) == [Reject("no", "deadline", 1 * MS, 30 * MS)]
+    assert script.at(0).arrives("no", target="w", within_us=29 * MS) == [
+        Reject("no", "deadline", 1 * MS, 30 * MS, alone_us=30 * MS)
+    ]
 
 
 def test_a_workflow_with_an_unknown_step_is_accepted(script: Script):

@@ -16,6 +16,7 @@ from lamina.core.policy import Admitted, Decision, Defer, Drop, Slot, Start, Vie
 from lamina.core.scheduling.jobs import Job
 from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState
+from lamina.planner.arrival_rates import ArrivalRates
 from lamina.planner.batching import (
     LEAD_US,
     batchable_prefix,
@@ -29,11 +30,21 @@ from lamina.planner.batching import (
 from lamina.planner.blocking import BlockingRule
 from lamina.planner.upstream_jobs import wait_for_upstream_us
 from lamina.policies.frontier.admission import RecentEstimates, allows_probe
-from lamina.policies.frontier.estimate import FixedSliceEstimator
+from lamina.policies.frontier.backlog import BacklogModel
+from lamina.policies.frontier.config_table import ConfigTables, DeviceKinds
+from lamina.policies.frontier.estimate import CompletionEstimator
+from lamina.policies.frontier.workflow_plans import PlanCache
 from lamina.types import NEVER_US, Call
 
 BLOCKED_US = 1_000
 """A start that would keep others from being in time is reconsidered this soon, or when something changes on its devices."""
+
+
+def fixed_slice_estimator() -> CompletionEstimator:
+    """Estimator over the one slice that each function asks for."""
+    tables, rates = ConfigTables(fixed_slices=True), ArrivalRates()
+    plans = PlanCache(tables, rates)
+    return CompletionEstimator(tables, plans, BacklogModel(tables, plans, DeviceKinds(tables, rates)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +57,7 @@ class Policy:
     order: Order = "due"
     _recent: RecentEstimates = field(default_factory=RecentEstimates, init=False)
     _blocking: BlockingRule = field(default_factory=BlockingRule, init=False)
-    _estimator: FixedSliceEstimator = field(default_factory=FixedSliceEstimator, init=False)
+    _estimator: CompletionEstimator = field(default_factory=fixed_slice_estimator, init=False)
 
     def admit(self, view: View, call: Call) -> Admitted | Reject:
         flow = view.flows[call.target]
@@ -54,16 +65,30 @@ class Policy:
             return recent
         if not all(view.can_host(view.functions[name]) for name in flow.functions):
             return Reject(call.id, "no-capacity")
-        if flow.sole_task is not None:
-            estimate_us = self._estimator.estimate_us(view, view.functions[flow.sole_task.function])
-        else:
-            estimate_us = self._estimator.workflow_estimate_us(view, flow)
         allowed_us = call.expires_us - view.now_us
         margin_us = view.admission_margin_us(call.target) if self.margin >= 0 else 0
+        if flow.sole_task is not None:
+            within_us = int((allowed_us - margin_us) / (1 + self.margin))
+            estimate_us = self._estimator.estimate_us(view, view.functions[flow.sole_task.function], allowed_us, within_us)
+        else:
+            self._estimator.backlog.on_call_arrived(flow, call)
+            estimate_us = self._estimator.workflow_estimate_us(view, flow, allowed_us, is_overloaded=False)
         needed_us = int(estimate_us * (1 + self.margin)) + margin_us if estimate_us else 0
         if needed_us <= allowed_us or allows_probe(view, flow, needed_us - margin_us, allowed_us):
+            if flow.sole_task is None:
+                self._estimator.backlog.on_admitted(view, flow)
             return self._recent.admit(view, flow, estimate_us)
-        return Reject(call.id, "deadline", retry_after_us=max(1_000, needed_us - allowed_us), offer_us=needed_us)
+        alone_us = self._estimator.alone_us(view, flow, allowed_us)
+        retry_after_us = max(1_000, needed_us - allowed_us)
+        return Reject(call.id, "deadline", retry_after_us, needed_us, alone_us=alone_us if alone_us > allowed_us else 0)
+
+    def warm_up(self) -> None:
+        """Import what workflow plans are made with. At the first plan that would take longer than most calls have."""
+        import numpy  # noqa: F401
+
+    def prepare(self, view: View, function: FunctionState) -> None:
+        """Build its configuration table before its first call."""
+        self._estimator.tables.prepare(view, function)
 
     def dispatch(self, view: View) -> Iterator[Decision]:
         urgent = sorted(view.waiting.values(), key=lambda f: (f.queue.head().due_us, f.queue.head().id))

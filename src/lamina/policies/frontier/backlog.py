@@ -84,6 +84,16 @@ def _drained_us(view: View, device: Device, unit_us: float) -> int:
     return at_us - now_us + int(unit_us / max(1, free))
 
 
+def _queued_work(view: View, tables: ConfigTables, function: FunctionState, device: Device, due_us: int) -> float:
+    """Unit-microseconds that its jobs due by then take on this device, one of those it is on, in the largest batches."""
+    jobs, hosts = function.queue.count_due_before(due_us), function.instances_by_device
+    if not jobs or device.spec.id not in hosts:
+        return 0.0
+    table = tables.table_for(view, function, device)
+    config = table.cheapest_within(min(jobs, table.max_batch), NEVER_US)
+    return jobs * table.unit_us_per_request(config) * function.usual_part / len(hosts) if config is not None else 0.0
+
+
 @dataclass(slots=True)
 class _WorkSweep:
     """Work of all queues on one device. Where many wait, they are added up a part at a time, and the last sum holds meanwhile."""
@@ -103,12 +113,7 @@ class _WorkSweep:
 
     def advance(self, view: View, tables: ConfigTables, device: Device, due_us: int) -> None:
         for function in self.to_do[: -MOST_AT_ONCE - 1 : -1]:
-            jobs, hosts = function.queue.count_due_before(due_us), function.instances_by_device
-            if jobs and device.spec.id in hosts:
-                table = tables.table_for(view, function, device)
-                config = table.cheapest_within(min(jobs, table.max_batch), NEVER_US)
-                if config is not None:
-                    self._sum += jobs * table.unit_us_per_request(config) * function.usual_part / len(hosts)
+            self._sum += _queued_work(view, tables, function, device, due_us)
         del self.to_do[-MOST_AT_ONCE:]
         if not self.to_do:
             self.unit_us = self._sum
@@ -183,6 +188,20 @@ class BacklogModel:
                 return 0
             soonest_us = min(soonest_us, _drained_us(view, device, unit_us))
         return soonest_us if soonest_us < NEVER_US else 0
+
+    def competing_us(self, view: View, function: FunctionState, allowed_us: int) -> int:
+        """Work of other functions that waits and is due within this time, spread over all units of the device of the function
+        where that is least."""
+        least_us, hosts = NEVER_US, function.instances_by_device
+        for host in sampled_hosts(hosts) if len(hosts) > MAX_HOSTS else hosts:
+            others = view.backlogged.get(host)
+            if not others or (len(others) == 1 and function.spec.name in others):
+                return 0
+            device = view.devices[host]
+            own = _queued_work(view, self.tables, function, device, view.now_us + allowed_us)
+            unit_us = self._least_work(view, device, allowed_us) - own
+            least_us = min(least_us, max(0, int(unit_us / device.spec.units)))
+        return least_us if least_us < NEVER_US else 0
 
     def wait_us(self, view: View, function: FunctionState) -> float:
         """Time until what waits and runs is done on the device of the function where that is soonest."""

@@ -265,6 +265,7 @@ class WarmHosts(NamedTuple):
 class ConfigTables:
     """Configuration tables per function and kind of device, rebuilt when predictions have moved."""
 
+    fixed_slices: bool = False  #: of all slices, only the one that a function asks for
     _tables: dict[tuple[str, int], ConfigTable] = field(default_factory=dict)  #: by function and shape
     _shapes: dict[str, tuple[DeviceSpec, int]] = field(default_factory=dict)  #: by device
     _numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
@@ -331,6 +332,8 @@ class ConfigTables:
         latency_us: LatencyFunction = partial(predictor.latency_us, spec.name, where.kind)
         row = partial(predictor.latencies_us, spec.name, where.kind) if isinstance(predictor, RowPredictor) else None
         units, cores = unit_counts_on(spec, where), core_counts_on(spec, where)
+        if self.fixed_slices:
+            units, cores = (spec.units_on(where),), (spec.cores_on(where),)
         part = spec.parts_on(where) / WHOLE_UNIT
         return ConfigTable(
             latency_us, spec.max_batch, units, cores, where, part, times_built, view.now_us, function=spec, latencies_us=row

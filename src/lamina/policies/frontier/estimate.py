@@ -1,21 +1,17 @@
 """Completion-time estimates: when would a call that arrives now be done?
 
-Two estimators answer it, for two ways to run batches; what they share is written once.
+Behind the queue, batch by batch in the most economical way its goal allows, as running batches give their units back. If that is
+too late, once more with batches as large as the goal allows, and with the fastest way there is: a goal that only a large slice
+can meet is met by one. For a workflow, what waits, runs or is sure to come is taken as a fluid over the devices of its steps;
+then comes its own path, the faster the less there is to wait for.
 
-`CompletionEstimator`, where slices are chosen freely (`frontier`): behind the queue, batch by batch in the most economical way
-its goal allows, as running batches give their units back. If that is too late, once more with batches as large as the goal
-allows, and with the fastest way there is: a goal that only a large slice can meet is met by one. For a workflow, what waits,
-runs or is sure to come is taken as a fluid over the devices of its steps; then comes its own path, the faster the less there is
-to wait for.
-
-`FixedSliceEstimator`, where every batch has the slice its function asks for (`edf`): behind its own queue, batch by batch, in
-constant time. For a workflow its devices are taken as a fluid too, and then comes its own critical path.
+Which ways there are is data: the configuration tables. Where slices are chosen freely (`frontier`) they have all that the device
+has; where every batch has the slice its function asks for (`edf`) they have that one, in all sizes of batches.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -47,14 +43,11 @@ MAX_INSTANCES = 16
 MAX_STEPS = 32
 """Batches of a queue that are looked at one by one."""
 
-PATH_FRESH_US = 20_000
-"""How long the critical path of a workflow on fixed slices is believed: it moves as slowly as predictions."""
-
 
 class KindCapacity(NamedTuple):
     """Capacity of a function on one kind of device."""
 
-    part: float  #: of the queue that is served there
+    part: float  #: of the queue that is served by these instances
     table: ConfigTable
     instances: list[Instance]
     configs: list[BatchConfig]  #: to count with: the most economical, the largest that the goal allows, the fastest
@@ -71,7 +64,7 @@ class FunctionCapacity(NamedTuple):
 
 @dataclass(slots=True)
 class CompletionEstimator:
-    """Estimates where slices are chosen freely; 0 always means that a latency is unknown."""
+    """Estimates over the configurations of its tables; 0 always means that a latency is unknown."""
 
     tables: ConfigTables
     plans: PlanCache
@@ -83,15 +76,18 @@ class CompletionEstimator:
         ahead = len(function.queue) + 1
         known = self._capacity_for(view, function, allowed_us)
         if not known.kinds:
-            return _cold_start_us(view, function, ahead, self._fastest_us(view, function, ahead)) if known.is_cold else 0
-        least_us = 0
-        if len(view.waiting) + len(view.deferred) > (1 if ahead > 1 else 0):
+            return self._cold_start_us(view, function, ahead) if known.is_cold else 0
+        is_crowded = len(view.waiting) + len(view.deferred) > (1 if ahead > 1 else 0)
+        least_us = competing_us = 0
+        if is_crowded and self.tables.fixed_slices:  # a slice of a given size waits its turn among those of others
+            competing_us = self.backlog.competing_us(view, function, allowed_us)
+        elif is_crowded:  # one of any size is cut from what they leave
             least_us = self.backlog.drained_us(view, function, allowed_us)
         best_us = 0
         for part, table, instances, configs in known.kinds:
             share = max(1, math.ceil(ahead * part))
             for config in configs:
-                us = _queue_delay_us(view, function, instances, table, config, share)
+                us = _queue_delay_us(view, function, instances, table, config, share) + competing_us
                 best_us = min(best_us, us) if best_us else us
                 if best_us <= within_us:
                     return max(best_us, least_us)
@@ -126,11 +122,10 @@ class CompletionEstimator:
         found: dict[int, tuple[ConfigTable, list[Instance]]] = {}
         far: list[tuple[ConfigTable, Instance]] = []
         count = 0
-        for instance in function.instances.values():
+        stride = -(-len(function.instances) // MAX_INSTANCES) or 1
+        for instance in islice(function.instances.values(), 0, None, stride):
             if instance.phase is InstancePhase.WARM or instance.phase is InstancePhase.LOADING:
                 count += 1
-                if count > MAX_INSTANCES:
-                    break
                 device = view.devices[instance.device]
                 table = self.tables.table_for(view, function, device)
                 if device.way_us and (alone := table.fastest()) and device.way_us + alone.time_us > allowed_us:
@@ -143,7 +138,10 @@ class CompletionEstimator:
         rates: list[float] = []
         usual: list[BatchConfig] = []
         for table, instances in found.values():
-            config = table.best_throughput(allowed_us)
+            if self.tables.fixed_slices:  # in batches as large as the goal allows
+                config = table.cheapest_within(table.max_batch, allowed_us) or table.fastest()
+            else:
+                config = table.best_throughput(allowed_us)
             if config is None or not table.is_known:
                 return FunctionCapacity(0, instances_now, False, [])
             at_once = 0
@@ -161,19 +159,24 @@ class CompletionEstimator:
         kinds = []
         for rate, config, (table, instances) in zip(rates, usual, found.values(), strict=True):
             configs = [config]
-            for other in (table.cheapest_within(table.max_batch, allowed_us), table.fastest()):
-                if other is not None and other not in configs:
-                    configs.append(other)
-            kinds.append(KindCapacity(rate / sum(rates), table, instances, configs))
+            if not self.tables.fixed_slices:
+                for other in (table.cheapest_within(table.max_batch, allowed_us), table.fastest()):
+                    if other is not None and other not in configs:
+                        configs.append(other)
+            kinds.append(KindCapacity(rate / sum(rates) / stride, table, instances, configs))
         return FunctionCapacity(view.now_us + CAPACITY_FRESH_US if count else 0, instances_now, not count, kinds)
 
-    def _fastest_us(self, view: View, function: FunctionState, ahead: int) -> Callable[[Device], int]:
-        def batch_us(device: Device) -> int:
-            table = self.tables.table_for(view, function, device)
-            fastest = table.fastest(ahead) if table.is_known else None
-            return fastest.time_us if fastest is not None else 0
-
-        return batch_us
+    def _cold_start_us(self, view: View, function: FunctionState, ahead: int) -> int:
+        """With no instance: the load comes first, where that is soonest, and then the queue in batches as large as may be."""
+        spec, best_us = function.spec, 0
+        for device in view.devices.values():
+            if spec.fits_family(device.spec.family):
+                table = self.tables.table_for(view, function, device)
+                each_us = min([config.time_us for config in table.configs(min(ahead, spec.max_batch))], default=0)
+                load_us = view.predictor.load_us(spec.name, device.spec.kind)
+                us = load_us + device.way_us + each_us * -(-ahead // spec.max_batch)
+                best_us = min(best_us or us, us) if each_us else best_us
+        return best_us
 
     def workflow_estimate_us(self, view: View, flow: Flow, allowed_us: int, is_overloaded: bool) -> int:
         """Time until a run that starts now would be done.
@@ -240,6 +243,14 @@ def _queue_delay_us(
             if instance.running:
                 begun = [batch for batch in instance.batches.values() if batch.started_us >= 0]
                 ends += [(max(batch.slice_free_us - max(0, batch.early_us - way_us), reach_us), units) for batch in begun]
+            if (
+                spec.limits.per_batch
+                and spec.units - device.busy.bit_count() < units
+                and function.spec.parts == WHOLE_UNIT
+                and idle
+            ):
+                ends.append((max(_units_free_at_us(device, units), reach_us), idle))  # others have the units meanwhile
+                idle = 0
         else:
             total += spec.units
             idle = spec.units - device.busy.bit_count()
@@ -265,6 +276,16 @@ def _queue_delay_us(
     return wait_us + last_us
 
 
+def _units_free_at_us(device: Device, units: int) -> int:
+    """When so many units of a device are free, were nothing else to start on it."""
+    free, at_us = device.spec.units - device.busy.bit_count(), 0
+    for end_us, _, count in device.returns:
+        if free >= units:
+            break
+        free, at_us = free + count, end_us
+    return at_us
+
+
 def _last_start_us(ends: list[tuple[int, int]], free: int, units: int, batches: int, time_us: int, now_us: int) -> int:
     """When the last of so many equal batches starts, one after another as units come back, their own among them."""
     heapify(ends)
@@ -279,17 +300,6 @@ def _last_start_us(ends: list[tuple[int, int]], free: int, units: int, batches: 
         end_us, count = heappop(ends)
         at_us, free = max(at_us, end_us), free + count
     return at_us
-
-
-def _cold_start_us(view: View, function: FunctionState, ahead: int, batch_us: Callable[[Device], int]) -> int:
-    """With no instance: the load comes first, where that is soonest."""
-    spec = function.spec
-    best_us = 0
-    for device in view.devices.values():
-        if spec.fits_family(device.spec.family) and (each_us := batch_us(device)):
-            us = view.predictor.load_us(spec.name, device.spec.kind) + device.way_us + each_us * -(-ahead // spec.max_batch)
-            best_us = min(best_us, us) if best_us else us
-    return best_us
 
 
 def _until_free_us(view: View, host: str) -> int:
@@ -314,197 +324,3 @@ def _path_us(whole: Frontier, allowed_us: int, is_overloaded: bool) -> int:
     if least >= 1e300:
         return whole.fastest_us
     return max(whole.fastest_us, min(int(whole.time_us[int((whole.cost > least).sum())]), allowed_us // 2))
-
-
-# ------------------------------------------------------------------------ fixed slices
-
-
-@dataclass(frozen=True, slots=True)
-class FixedSliceEstimator:
-    """Estimates where every batch has the slice its function asks for; 0 always means that a latency is unknown."""
-
-    _paths_us: dict[str, tuple[int, int]] = field(default_factory=dict)  #: by workflow: until when, and its critical path
-
-    def estimate_us(self, view: View, function: FunctionState, count: int = 1) -> int:
-        """Time until `count` jobs joining the queue now would be done."""
-        spec = function.spec
-        ahead = len(function.queue) + count
-        at_once = 0
-        batch_us = last_us = 0
-        batches = -(-ahead // spec.max_batch)
-        free_in_us = hold_us = -1  #: until its time begins to count, and until it is sent
-        instances = _sampled_instances(function)
-        for instance in instances:
-            device = view.devices[instance.device]
-            if not batch_us:
-                first, first_units = device, instance.units
-                batch_us = view.latency_us(spec.name, device, spec.max_batch, instance.units)
-                if not batch_us:
-                    return 0
-                last_us = view.latency_us(spec.name, device, min(ahead, spec.max_batch), instance.units)
-            if instance.phase is InstancePhase.LOADING:
-                load_us = view.predictor.load_us(spec.name, device.spec.kind)
-                soonest_us = max(0, instance.created_us + load_us - view.now_us)
-                at_once += 1
-            elif instance.phase is InstancePhase.WARM:
-                limit = spec.batches_at_once(device.spec) if spec.parts < WHOLE_UNIT else device.spec.limits.batches_per_instance
-                most = max(1, device.spec.units // instance.units) * (max(1, limit) if spec.concurrency > 1 else 1)
-                at_once += min(limit, most) if limit else most
-                needed = (
-                    1 if limit else (batches - 1) // len(function.instances) % most + 1
-                )  # side by side, the last of them ours
-                free_units = device.available_units(instance.id).bit_count()
-                if spec.parts < WHOLE_UNIT and device.shared_block(instance.units, spec.parts_on(device.spec), 0):
-                    free_units = needed * instance.units
-                soonest_us = _free_in_us(view, device, needed * instance.units, free_units)
-                if view.bandwidth is not None:
-                    allowed_us = view.bandwidth.wait_us(spec.name, instance.units, device, view.batches, view.now_us)
-                    soonest_us = max(soonest_us, allowed_us)
-                if limit and not (spec.parts < WHOLE_UNIT and instance.has_capacity(limit)):
-                    ends_us = (batch.expected_end_us - view.now_us for batch in instance.batches.values())
-                    soonest_us = max(soonest_us, *ends_us, 0)
-            else:
-                continue
-            soonest_us = max(soonest_us, device.way_us)
-            if free_in_us < 0 or soonest_us < free_in_us:
-                free_in_us, hold_us = soonest_us, soonest_us - device.way_us
-            if not free_in_us and ahead <= spec.max_batch * at_once:
-                break  # at once, in the next batch
-        if not at_once:
-            return _cold_start_us(view, function, ahead, _wished_us(view, function, ahead))
-        at_once = at_once * len(function.instances) // len(instances)
-        rounds, rest = divmod(ahead - 1, spec.max_batch * at_once)
-        joining = max(0, hold_us) / max(1.0, function.arrivals.interarrival_us)  # those join its batch
-        if rounds or rest + joining >= spec.max_batch:
-            last_us = batch_us
-        elif joining >= 1:
-            last_us = view.latency_us(spec.name, first, rest + 1 + int(joining), first_units)
-        others_us = 0
-        if len(view.waiting) + len(view.deferred) > 1:
-            others_us = _least_competing_us(view, function, instances)
-        return max(0, free_in_us) + rounds * batch_us + last_us + others_us
-
-    def workflow_estimate_us(self, view: View, flow: Flow) -> int:
-        """Time until a run that starts now would be done."""
-        path_us = self._path_us(view, flow)
-        if not path_us:
-            return 0
-        busy = [view.functions[name] for name in dict.fromkeys([*view.waiting, *view.deferred, *flow.functions])]
-        hosts = {name: view.functions[name].instances_by_device.keys() or view.devices.keys() for name in flow.functions}
-        backlog_us = _device_backlog_us(view, busy, set().union(*hosts.values()))
-        for device in backlog_us:
-            backlog_us[device] += _running_us(view, view.devices[device])
-        return path_us + max((min(backlog_us[host] for host in those) for those in hosts.values() if those), default=0)
-
-    def _path_us(self, view: View, flow: Flow) -> int:
-        """Critical path of the flow on idle devices."""
-        known = self._paths_us.get(flow.name)
-        if known is not None and known[0] > view.now_us:
-            return known[1]
-        unknown = False
-
-        def task_us(name: str) -> int:
-            """All jobs one run brings to this function, over the slices there are."""
-            nonlocal unknown
-            function = view.functions[name]
-            place = _reference_slice(view, function)
-            if place is None:
-                unknown = True
-                return 0
-            device, units = place
-            most = function.spec.max_batch
-            jobs = max(1, round(flow.expected_jobs.get(name, 1.0)))
-            at_once = max(1, min(device.spec.units // units, len(function.instances) or 1))
-            rounds = -(-jobs // (most * at_once))
-            us = rounds * view.latency_us(name, device, min(most, -(-jobs // at_once)), units)
-            unknown = unknown or not us
-            us += device.way_us
-            if not function.instances:
-                us += view.predictor.load_us(name, device.spec.kind)
-            return us
-
-        path_us = max((flow.path_us(first, task_us) for first in flow.start), default=0)
-        if unknown:
-            return 0
-        self._paths_us[flow.name] = (view.now_us + PATH_FRESH_US, path_us)
-        return path_us
-
-
-def _wished_us(view: View, function: FunctionState, ahead: int) -> Callable[[Device], int]:
-    """Time of a batch on the slice the function asks for."""
-    spec = function.spec
-    return lambda device: view.latency_us(spec.name, device, min(ahead, spec.max_batch), spec.units_on(device.spec))
-
-
-def _sampled_instances(function: FunctionState) -> list[Instance]:
-    """All instances, or an even sample of them."""
-    instances = function.instances
-    if len(instances) <= MAX_INSTANCES:
-        return list(instances.values())
-    return list(islice(instances.values(), 0, None, -(-len(instances) // MAX_INSTANCES) or 1))
-
-
-def _free_in_us(view: View, device: Device, units: int, free_units: int) -> int:
-    """Until enough units of the device are free, were nothing else to start on it."""
-    if free_units >= units:
-        return 0
-    for end_us, _, count in device.returns:
-        free_units += count
-        if free_units >= units:
-            return max(0, end_us - view.now_us)
-    return 0
-
-
-def _least_competing_us(view: View, function: FunctionState, instances: list[Instance]) -> int:
-    """Competing work on the least loaded of these devices. One without any will do, and most often the first is one."""
-    backlogged = (view.functions[name] for name in (*view.waiting, *view.deferred))
-    others = [(other, _queued_work(view, other)) for other in backlogged if other is not function]
-    least_us = NEVER_US
-    for instance in instances:
-        here = instance.device
-        on_it = [(other, work) for other, work in others if here in other.instances_by_device]
-        unit_us = sum([work * other.instances_by_device[here] / len(other.instances) for other, work in on_it])
-        if not unit_us:
-            return 0
-        least_us = min(least_us, int(unit_us / view.devices[here].spec.units))
-    return least_us
-
-
-def _device_backlog_us(view: View, functions: Iterable[FunctionState], devices: set[str]) -> dict[str, int]:
-    """On each of these devices, how long all its units are busy with what waits for these functions or is sure to come, in
-    full batches. A function that is on several brings each its part."""
-    load = dict.fromkeys(devices, 0.0)
-    for function in functions:
-        if len(function.queue) or function.expected_jobs:
-            hosts = function.instances_by_device.keys() or devices
-            unit_us = _queued_work(view, function) / len(hosts)
-            for host in hosts & devices:
-                load[host] += unit_us
-    return {name: int(unit_us / view.devices[name].spec.units) for name, unit_us in load.items()}
-
-
-def _queued_work(view: View, function: FunctionState) -> float:
-    """Work queued or sure to come, in full batches: units times microseconds."""
-    place = _reference_slice(view, function)
-    if place is None:
-        return 0.0
-    device, units = place
-    spec = function.spec
-    batches = (len(function.queue) + function.expected_jobs) / spec.max_batch
-    return batches * view.latency_us(spec.name, device, spec.max_batch, units) * units
-
-
-def _running_us(view: View, device: Device) -> int:
-    """What runs on it, spread over all its units."""
-    left = sum((end_us - view.now_us) * count for end_us, _, count in device.returns)
-    return max(0, left) // device.spec.units
-
-
-def _reference_slice(view: View, function: FunctionState) -> tuple[Device, int] | None:
-    """A device the function is on, or could be on, and the units it takes there."""
-    for instance in function.instances.values():
-        return view.devices[instance.device], instance.units
-    for device in view.devices.values():
-        if function.spec.fits_family(device.spec.family):
-            return device, function.spec.units_on(device.spec)
-    return None
