@@ -100,4 +100,4 @@ def test_the_version_that_was_deployed_is_told_with_its_share(
     words = ["deploy", str(tmp_path / "app.py"), "--traffic", "10", "--admin-url", management.url, *options]
     result = CliRunner().invoke(cli.root, words, standalone_mode=False)
     assert result.return_value == 0 and result.stdout == told
-    assert ("it is the first version, so it gets all calls" in result.stderr) == ("weights" in state)
+    assert ("all calls go to version 1" in result.stderr) == ("weights" in state)

@@ -64,7 +64,7 @@ def command(
     names = ", ".join([one["name"] for one in about["functions"]] + about["workflows"])
     click.echo(f"{name} version {about['version']} {about['state']}: {names}")
     if divided is not None:
-        click.echo("it is the first version, so it gets all calls", err=True)
+        click.echo(f"all calls go to version {divided['stable']}: lamina traffic {name}", err=True)
     return 0
 
 
