@@ -141,6 +141,8 @@ HTTP1_FLOODS: dict[str, Flood] = {
     "small messages of a WebSocket": (UPGRADE, _repeated(b"\x81\x81" + MASK + b"1")),
 }
 FLOODS = HTTP2_FLOODS | HTTP1_FLOODS
+CUT_OFF = {*HTTP2_FLOODS, "pings of a WebSocket", "empty fragments of a WebSocket"}
+"""Floods of what brings nothing."""
 
 
 class Cut(Exception):
@@ -280,7 +282,7 @@ def campaign(
                 report.add(
                     f"{where}: echo p99", found.pop("p99_ms"), "ms", most=MOST_MS, **{k: round(v, 3) for k, v in found.items()}
                 )
-                if name in HTTP2_FLOODS:
+                if name in CUT_OFF:
                     report.add(f"{where}: cut off within", found["cut_off_s"], "s", most=CUT_OFF_S)
 
 

@@ -61,6 +61,7 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     message_bytes: int = 2**20  #: of a WebSocket
     unread_messages: int = 32  #: that a client has sent and its call has not taken: with as many, no more is read
     unread_bytes: int = 2**20
+    abusive_frames: int = 1_000  #: nuisances of a WebSocket at once, and refilled in a second
     ping_s: float = 20.0  #: of silence, until a client of a WebSocket is asked whether it is there
     pong_s: float = 20.0  #: and is taken for gone if it does not answer
 

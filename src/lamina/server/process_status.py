@@ -87,16 +87,20 @@ def return_free_memory() -> None:
 
 
 class HeapTrimmer:
-    """Trims the heap of this process when it has more free bytes than at some time since it was trimmed last.
+    """Trims the heap of this process when more of it has become free, and is still resident, than since it was trimmed last.
 
-    What is free is not what is resident: pages that were given back stay free. So a rise counts, and no level.
+    What is free is not what is resident: pages that were given back stay free. So neither the level of free bytes counts nor its
+    rise: what was given back may be taken and become free again between two looks, and none would see it. What counts is the rise
+    of what is resident beyond the blocks in use.
     """
 
-    def __init__(self, libc: ctypes.CDLL) -> None:
+    def __init__(self, libc: ctypes.CDLL, private_bytes: Callable[[], int] | None = None) -> None:
+        """`private_bytes`: of memory of this process' own that is resident."""
         self._info: Callable[[], _Mallinfo] = libc.mallinfo2
         self._info.restype = _Mallinfo
         self._trim: Callable[[int], int] = libc.malloc_trim
-        self._least_bytes = self._info().fordblks
+        self._private_bytes = private_bytes or _private_bytes
+        self._least_bytes = self._unused_bytes()
 
     def start(self) -> None:
         """Look now and then, on the running loop."""
@@ -104,17 +108,27 @@ class HeapTrimmer:
         self.trim()
 
     def trim(self) -> bool:
-        free_bytes = self._info().fordblks
-        self._least_bytes = min(self._least_bytes, free_bytes)
-        if free_bytes - self._least_bytes < TRIM_BYTES:
+        unused_bytes = self._unused_bytes()
+        self._least_bytes = min(self._least_bytes, unused_bytes)
+        if unused_bytes - self._least_bytes < TRIM_BYTES:
             return False
         self._trim(0)
-        self._least_bytes = self._info().fordblks
+        self._least_bytes = self._unused_bytes()
         return True
+
+    def _unused_bytes(self) -> int:
+        """Resident and in no block: free, or not of the heap at all."""
+        info = self._info()
+        return self._private_bytes() - info.uordblks - info.hblkhd
+
+
+def _private_bytes() -> int:
+    _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+    return (int(resident) - int(shared)) * resource.getpagesize()
 
 
 class _Mallinfo(ctypes.Structure):
-    """`struct mallinfo2`; `fordblks` are the bytes in free blocks of all arenas."""
+    """`struct mallinfo2`: bytes of blocks in use, in all arenas (`uordblks`) and mapped one by one (`hblkhd`)."""
 
     _fields_: ClassVar = [
         (name, ctypes.c_size_t)
@@ -123,7 +137,8 @@ class _Mallinfo(ctypes.Structure):
             *("uordblks", "fordblks", "keepcost"),
         )
     ]
-    fordblks: int
+    uordblks: int
+    hblkhd: int
 
 
 def limit_address_space(most_bytes: int) -> None:

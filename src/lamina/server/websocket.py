@@ -7,13 +7,14 @@ response. Then messages go both ways. Each way has its bound:
   read, and TCP holds the client up. A message has a limit, and so have its fragments; large ones are charged to the budget.
 - What a client does not take of its answer is bounded as that of any stream (`HttpConnection.limit_unsent`, `write_s`).
 
-Frames are handled a few in a turn of the loop, so a flood of tiny ones keeps no other client waiting. There is no compression:
-a few bytes could become a message of any size. A client that answers no ping is gone.
+Frames are handled in slices of a turn of the loop (`TurnBudget`), so a flood of tiny ones keeps no other client waiting. Those
+that bring nothing (pings, pongs, tiny fragments, and whatever comes behind our close) are nuisances: a client that sends too many
+of them is cut off (`NuisanceBudget`). There is no compression: a few bytes could become a message of any size. A client that
+answers no ping is gone.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 from collections import deque
@@ -22,6 +23,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lamina.errors import LaminaError
+from lamina.server.nuisance_budget import NuisanceBudget
 
 if TYPE_CHECKING:
     from lamina.server.exchange import Exchange, HttpRequest
@@ -33,7 +35,6 @@ INTERNAL_ERROR, TRY_AGAIN_LATER = 1011, 1013
 ABNORMAL = 1006  #: the client has left without a word
 _NEVER_SENT = (1005, ABNORMAL, 1015)
 
-EVENTS_PER_TURN = 64
 FLAT_BYTES = 16 * 2**10  #: of a message: that much is part of the flat charge of its connection
 MAX_REASON_BYTES = 123
 MAX_EARLY_BYTES = 64 * 2**10  #: sent before the handshake was answered
@@ -41,7 +42,7 @@ HELD_PING_S = 2.0  #: between pings while the client is not read
 CLOSE_S = 5.0  #: for the client's answer to our close
 FREE_FRAGMENTS = 100
 SMALL_FRAGMENT_BYTES = 64
-"""After the first fragments, those of a message must be so large on average."""
+"""After the first fragments, those of a message must be so large on average. A smaller one, with more to come, is a nuisance."""
 
 _VERSION = b"13"
 
@@ -146,13 +147,15 @@ class WebSocket(MessageSocket):
         self._connection: HttpConnection | None = connection
         self._exchange = exchange
         self._limits = connection.limits
+        self._turns = connection.server.turns
+        self._nuisances = NuisanceBudget(self._limits.abusive_frames, self._turns.clock, self._turns.clock())
         self._events: Iterator[Any] | None = None
         self._parts: list[Any] = []
         self._size = self._fragments = 0  #: of the message that is coming
         self._window = UnreadWindow(self._limits.unread_messages, self._limits.unread_bytes)
         self._charge: MemoryCharge | None = None
         self._tenant = ""
-        self._is_scheduled = False
+        self._is_waiting = False  #: for its next slice
         self._heard_s = connection.server.now_s
         self._pinged_s = 0.0  #: when a ping was sent that has not been answered; 0: none
         self._closed_s = 0.0  #: when our close was sent; 0: it was not
@@ -212,28 +215,25 @@ class WebSocket(MessageSocket):
             return
         self._heard_s, self._pinged_s = connection.server.now_s, 0.0
         self._frames.receive_data(data)
-        if not self._is_scheduled:
+        if not self._is_waiting:
             self._handle_events()
         if self._size > connection.large_body_bytes:
             connection.end_turn()
 
     def _handle_events(self) -> None:
-        """Handle some events, as many as the slice of the connection allows, the others in the next turns of the loop, and no
-        more of them than are taken."""
-        self._is_scheduled = False
+        """Handle events, as many as the slice of the connection allows, the others in the next turns of the loop, and no more of
+        them than are taken."""
         self._events = self._events or self._frames.events()
-        turns = self._connection.server.turns if self._connection is not None else None
-        until_s = turns.slice_until() if turns is not None else 0.0
-        for number in range(EVENTS_PER_TURN):
-            if self._window.is_full and not self._closed_s:
-                break
-            if number and turns is not None and turns.clock() >= until_s:
-                break
-            event = next(self._events, None) if self._connection is not None else None
+        turns = self._turns
+        until_s = turns.slice_until()
+        while self._connection is not None and (not self._window.is_full or self._closed_s):
+            event = next(self._events, None)
             if event is None:
                 self._events = None
                 break
             self._on_event(event)
+            if turns.clock() >= until_s:
+                break
         if self._connection is None:
             self._events = None
         elif self.wants_data:
@@ -241,28 +241,60 @@ class WebSocket(MessageSocket):
         else:
             self._connection.hold_reading()
             if not self._window.is_full or self._closed_s:
-                self._is_scheduled = True
-                asyncio.get_running_loop().call_soon(self._handle_events)
+                self._await_slice()
+
+    def _await_slice(self) -> None:
+        self._is_waiting = True
+        self._nuisances.on_wait()
+        self._turns.slice_until()
+        self._turns.wait(self)
+
+    def go_on(self) -> None:
+        """The next slice of what was read."""
+        self._is_waiting = False
+        self._nuisances.on_slice()
+        self._handle_events()
+
+    def abort(self) -> None:
+        """What was read cannot be handled."""
+        if self._connection is not None:
+            self._connection.abort()
 
     def _read_on(self) -> None:
-        if self._connection is None or self._is_scheduled:
+        if self._connection is None or self._is_waiting:
             return
         if self._events is not None:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._handle_events)
+            self._await_slice()
         elif self.wants_data:
             self._connection.read_on()
 
     def _on_event(self, event: Any) -> None:
         kinds = self._kinds
-        if isinstance(event, kinds.Message):
-            if not self._closed_s:
-                self._on_part(event)
-        elif isinstance(event, kinds.Ping):
-            if self._can_send:
-                self._exchange.send_raw(self._frames.send(event.response()))
-        elif isinstance(event, kinds.CloseConnection):
+        if isinstance(event, kinds.CloseConnection):
             self._on_close_event(event)
+        elif self._is_nuisance(event) and not self._nuisances.charge():
+            self._cut_off()
+        elif self._closed_s:
+            pass  # it was on its way
+        elif isinstance(event, kinds.Message):
+            self._on_part(event)
+        elif isinstance(event, kinds.Ping):
+            self._exchange.send_raw(self._frames.send(event.response()))
+
+    def _is_nuisance(self, event: Any) -> bool:
+        """It brings nothing: no message, and not much of one."""
+        if self._closed_s or not isinstance(event, self._kinds.Message):
+            return True
+        return not event.message_finished and len(event.data) < SMALL_FRAGMENT_BYTES
+
+    def _cut_off(self) -> None:
+        """End the connection without waiting for the client's close, which a flooder does not send."""
+        was_open = not self._closed_s
+        self.close(POLICY_VIOLATION, "too much of that")
+        self._release()
+        self._exchange.end_upgrade()
+        if was_open:
+            self.leave(POLICY_VIOLATION, "too much of that")
 
     def _on_part(self, event: Any) -> None:
         limits, data = self._limits, event.data

@@ -7,10 +7,8 @@ can make us do:
 - The work of a frame does not grow with the number of streams, and a header block is measured before it is decoded.
 - A turn of the loop has a budget of time over all connections, and each connection a slice of it (`TurnBudget`). What does not
   fit waits for the next turn, and meanwhile nothing more is read from that connection.
-- Frames that cost us something and the client nothing are *nuisances*. Each connection has a token bucket of them, which refills
-  with time and with useful work; when it is empty, the connection is cut off with ENHANCE_YOUR_CALM. Time in which it waits for
-  its next slice refills nothing: it has sent more than its share of the loop can handle, and a flood must not look calm because
-  other floods slow it down.
+- Frames that cost us something and the client nothing are *nuisances*. Each connection has a budget of them (`NuisanceBudget`);
+  when it is used up, the connection is cut off with ENHANCE_YOUR_CALM.
 
 A violation of the connection's rules gets GOAWAY, of a stream's RST_STREAM. Priorities are ignored, as RFC 9113 suggests.
 """
@@ -61,6 +59,7 @@ from lamina.server.http2.frames import (
 from lamina.server.http2.hpack import Headers, HpackDecoder, HpackError
 from lamina.server.http2.stream import Http2Stream, Service, StreamReceiver
 from lamina.server.memory_budget import CONNECTION_BYTES, MemoryBudget, MemoryCharge, address_key
+from lamina.server.nuisance_budget import NuisanceBudget
 from lamina.server.origins import OriginPolicy
 from lamina.server.turn_budget import TurnBudget
 
@@ -148,11 +147,9 @@ class Http2Connection(asyncio.Protocol):
         self._credited = 0  #: dealt with, and not yet told
         self._blocked: dict[int, Http2Stream] = {}  #: streams with something to send that the connection's window holds back
         self._draining: dict[int, int] = {}  #: streams we have ended before their clients did: bytes that may be on the way
-        self._nuisances = float(limits.abusive_frames)  #: left
-        self._messages = 2.0 * limits.messages_per_s  #: left
         self._refilled_s = turns.clock()
-        self._waited_s = 0.0  #: for slices, since then
-        self._waiting_since_s = 0.0
+        self._nuisances = NuisanceBudget(limits.abusive_frames, turns.clock, self._refilled_s)
+        self._messages = 2.0 * limits.messages_per_s  #: left
         self._blocked_since_s = 0.0
 
     # ----------------------------------------------------------- asyncio's side
@@ -217,7 +214,7 @@ class Http2Connection(asyncio.Protocol):
     def go_on(self) -> None:
         """The next slice: what the last one left."""
         self._is_waiting = False
-        self._waited_s += self._turns.clock() - self._waiting_since_s
+        self._nuisances.on_slice()
         if self._transport is None or self._transport.is_closing():
             return
         data, self._buffer = bytes(self._buffer), bytearray()
@@ -270,7 +267,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _wait(self) -> None:
         self._is_waiting = True
-        self._waiting_since_s = self._turns.clock()
+        self._nuisances.on_wait()
         if self._transport is not None:
             self._transport.pause_reading()
             self._turns.wait(self)
@@ -624,20 +621,10 @@ class Http2Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------------ nuisances
 
-    def _refill(self) -> None:
-        now_s, limits = self._turns.clock(), self.limits
-        passed_s, self._refilled_s = now_s - self._refilled_s, now_s
-        calm_s, self._waited_s = max(0.0, passed_s - self._waited_s), 0.0
-        self._nuisances = min(limits.abusive_frames, self._nuisances + calm_s * limits.abusive_frames)
-        self._messages = min(2.0 * limits.messages_per_s, self._messages + passed_s * limits.messages_per_s)
-
     def _nuisance(self, cost: float = 1.0) -> None:
         """Charge something that costs us and not the client."""
-        self._nuisances -= cost
-        if self._nuisances < 0:
-            self._refill()
-            if self._nuisances < 0:
-                raise ProtocolViolation(ENHANCE_YOUR_CALM, "too much of that")
+        if not self._nuisances.charge(cost):
+            raise ProtocolViolation(ENHANCE_YOUR_CALM, "too much of that")
 
     def charge_waste(self, cost: float) -> None:
         """Charge what came to nothing, after the fact: it cost as much as what did not."""
@@ -652,13 +639,18 @@ class Http2Connection(asyncio.Protocol):
             self._nuisance(cost)
         self._messages -= 1
         if self._messages < 0:
-            self._refill()
+            self._refill_messages()
             if self._messages < 0:
                 raise ProtocolViolation(ENHANCE_YOUR_CALM, "too many messages")
 
+    def _refill_messages(self) -> None:
+        now_s, rate = self._turns.clock(), self.limits.messages_per_s
+        passed_s, self._refilled_s = now_s - self._refilled_s, now_s
+        self._messages = min(2.0 * rate, self._messages + passed_s * rate)
+
     def earn(self, frames: int) -> None:
         """Useful work earns nuisances: a client that reads large responses says so with many window updates."""
-        self._nuisances = min(self.limits.abusive_frames, self._nuisances + frames)
+        self._nuisances.earn(frames)
 
     # ------------------------------------------------------------------- timeouts
 
