@@ -83,7 +83,8 @@ def record(file: Path, kind: str, seeds: range, bad: dict[int, list[str]], took_
     file.touch()
     with file.open("r+") as opened:
         fcntl.flock(opened, fcntl.LOCK_EX)
-        played = json.loads(opened.read() or "[]")
+        recorded = json.loads(opened.read() or '{"played": []}')
+        played = recorded["played"]
         fresh = {
             "kind": kind,
             "commit": commit,
@@ -101,13 +102,13 @@ def record(file: Path, kind: str, seeds: range, bad: dict[int, list[str]], took_
             played.append(fresh)
         opened.seek(0)
         opened.truncate()
-        opened.write(json.dumps(played, indent=1) + "\n")
+        opened.write(json.dumps(recorded, indent=1) + "\n")
 
 
 def play_in_parallel(kind: str, seeds: range, jobs: int, file: str | None, seconds: float) -> int:
     """Play those seeds that the file does not have, in processes of their own."""
     size = max(1, min(250, len(seeds) // jobs))
-    played = json.loads(Path(file).read_text() or "[]") if file and Path(file).exists() else []
+    played = json.loads(Path(file).read_text())["played"] if file and Path(file).exists() else []
     done = {seed for one in played if one["kind"] == kind for seed in range(one["first"], one["last"] + 1)}
     parts = [part for at in range(0, len(seeds), size) if not done.issuperset(part := seeds[at : at + size])]
     options = ["--record", file] if file else []

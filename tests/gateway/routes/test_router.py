@@ -263,7 +263,8 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once_with_an_offer(app: Pat
     problem = refused.json
     assert problem["reason"] == "deadline"
     assert problem["offer_ms"] > 0.01
-    assert int(refused.headers["retry-after"]) >= 1
+    assert "trying again does not help" in problem["hint"], "it takes longer on an idle server"
+    assert "retry-after" not in refused.headers
 
 
 def test_a_cost_limit_that_cannot_be_kept_is_refused(port: int) -> None:
