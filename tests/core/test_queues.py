@@ -56,7 +56,7 @@ def test_a_job_that_does_not_wait_cannot_be_taken():
     queue = Queue("f")
     queue.add(job(1))
     with pytest.raises(AssertionError, match="job 2 is not waiting"):
-        queue.remove(job(2))
+        queue.remove_job(job(2))
 
 
 def test_what_waits_is_counted_on_the_devices_its_function_is_on(script: Script):

@@ -51,13 +51,23 @@ def test_however_many_times_there_are_they_share_the_buckets_of_their_span():
     assert len(histogram._counts) <= (20 - SUB_BITS + 1) << SUB_BITS
 
 
-@given(st.lists(st.tuples(st.integers(0, 10**7), st.integers(1, 9)), min_size=1, max_size=200))
-def test_a_series_loses_nothing_when_its_stretches_double(points: list[tuple[int, int]]):
+@given(st.lists(st.lists(st.integers(0, 10**7), max_size=50), max_size=5))
+def test_a_series_loses_nothing_when_its_stretches_double(blocks: list[list[int]]):
     series = TimeSeries(bins=16, width_us=10)
-    for at_us, amount in points:
-        series.add(at_us, amount)
-    assert sum(series.sums) == sum(amount for _, amount in points)
-    assert max(at_us for at_us, _ in points) < series.width_us * len(series.sums)
+    for times_us in blocks:
+        series.add_all(times_us)
+    assert sum(series.sums) == sum(map(len, blocks))
+    assert max(map(max, filter(None, blocks)), default=0) < series.width_us * len(series.sums)
+
+
+@given(st.lists(st.integers(0, 10**9), max_size=50))
+def test_a_block_of_times_counts_as_the_same_times_one_by_one(times_us: list[int]):
+    at_once = LatencyHistogram()
+    at_once.add_all(times_us)
+    one_by_one = filled(times_us)
+    for of in (at_once, one_by_one):
+        of.add_all([])
+    assert (at_once.cdf(), at_once.mean_us, at_once.largest_us) == (one_by_one.cdf(), one_by_one.mean_us, one_by_one.largest_us)
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**5), st.integers(0, 10**5)), min_size=1, max_size=50))
@@ -71,7 +81,6 @@ def test_a_span_is_spread_over_the_stretches_it_covers(spans: list[tuple[int, in
 
 def test_widening_a_series_puts_it_on_another_axis():
     series = TimeSeries(bins=4, width_us=10)
-    for at_us in (0, 15, 25, 35):
-        series.add(at_us)
+    series.add_all([0, 15, 25, 35])
     series.widen(20)
     assert (series.width_us, series.sums) == (20, [2.0, 2.0, 0.0, 0.0])

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lamina.core.policy import View
+from lamina.core.policy import Slot, View
 from lamina.core.scheduling.jobs import Job
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import Batch, FunctionState, resubmit_window_us
@@ -102,6 +102,16 @@ def is_most_urgent(view: View, function: FunctionState, device: Device) -> bool:
         if (waits in view.waiting or waits in view.deferred) and view.functions[waits].queue.head().due_us < due_us:
             return False
     return True
+
+
+def latency_on(view: View, function: FunctionState, slot: Slot) -> Callable[[int], int]:
+    """Latency of its next batch on this slot by the size of the batch, with the time to bring its inputs there."""
+    name, device, units, cores = function.spec.name, slot.device, slot.units, slot.cores
+    kind, predicted_us = device.spec.kind, view.predictor.latency_us
+    if device.spec.link_mib_per_s:
+        first = function.queue.first
+        return lambda batch: predicted_us(name, kind, batch, units, cores) + view.transfer_us(first(batch), device)
+    return lambda batch: predicted_us(name, kind, batch, units, cores)
 
 
 def largest_batch_within(most: int, budget_us: int, latency_us: Callable[[int], int]) -> int:

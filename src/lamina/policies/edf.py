@@ -23,6 +23,7 @@ from lamina.planner.batching import (
     commit_at_us,
     is_most_urgent,
     largest_batch_within,
+    latency_on,
     recheck_at_count,
     should_wait_for_resubmits,
     wait_until_us,
@@ -63,8 +64,9 @@ class Policy:
         flow = view.flows[call.target]
         if recent := self._recent.lookup(view, flow, call):
             return recent
-        if not all(view.can_host(view.functions[name]) for name in flow.functions):
-            return Reject(call.id, "no-capacity")
+        for name in flow.functions:
+            if not view.functions[name].instances and not view.can_host(view.functions[name]):
+                return Reject(call.id, "no-capacity")
         allowed_us = call.expires_us - view.now_us
         margin_us = view.admission_margin_us(call.target) if self.margin >= 0 else 0
         if flow.sole_task is not None:
@@ -91,7 +93,9 @@ class Policy:
         self._estimator.tables.prepare(view, function)
 
     def dispatch(self, view: View) -> Iterator[Decision]:
-        urgent = sorted(view.waiting.values(), key=lambda f: (f.queue.head().due_us, f.queue.head().id))
+        urgent = list(view.waiting.values())
+        if len(urgent) > 1:
+            urgent.sort(key=_urgency)
         for function in urgent:
             for slot in view.slots(function):
                 yield from self._fill(view, function, slot)
@@ -107,10 +111,7 @@ class Policy:
         """One batch for this slot: drop hopeless jobs, delay the rest if it pays, else start."""
         spec, queue, now_us = function.spec, function.queue, view.now_us
 
-        def latency_us(batch: int) -> int:
-            us = view.latency_us(spec.name, slot.device, batch, slot.units, slot.cores)
-            return us + view.transfer_us(queue.first(batch), slot.device) if slot.device.spec.link_mib_per_s else us
-
+        latency_us = latency_on(view, function, slot)
         while lost := self._lost(function, slot, latency_us):
             for job in lost:
                 if job.id in job.run.jobs:  # dropping one may have ended the run of another
@@ -164,3 +165,8 @@ class Policy:
                 break
             given_up += 1
         return jobs[:best]
+
+
+def _urgency(function: FunctionState) -> tuple[int, int]:
+    head = function.queue.head()
+    return head.due_us, head.id

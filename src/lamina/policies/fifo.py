@@ -14,7 +14,7 @@ from lamina.core.policy import Decision, Defer, Drop, Slot, Start, View
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState
-from lamina.planner.batching import LEAD_US, batchable_prefix, commit_at_us, largest_batch_within
+from lamina.planner.batching import LEAD_US, batchable_prefix, commit_at_us, largest_batch_within, latency_on
 from lamina.types import NEVER_US
 
 
@@ -57,10 +57,7 @@ class Policy:
                 yield Defer(spec.name, at_us, spec.max_batch)
                 return
 
-        def latency_us(batch: int) -> int:
-            us = view.latency_us(spec.name, slot.device, batch, slot.units, slot.cores)
-            return us + view.transfer_us(queue.first(batch), slot.device) if slot.device.spec.link_mib_per_s else us
-
+        latency_us = latency_on(view, function, slot)
         while len(queue):
             jobs = batchable_prefix(queue.first(spec.max_batch))
             count = largest_batch_within(len(jobs), jobs[0].expires_us - slot.at_us, latency_us)

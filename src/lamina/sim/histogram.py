@@ -29,6 +29,16 @@ class LatencyHistogram:
         if us > self.largest_us:
             self.largest_us = us
 
+    def add_all(self, times_us: list[int]) -> None:
+        """Add many at once, at a fraction of the cost."""
+        counts = self._counts
+        for us in times_us:
+            shift = us.bit_length() - SUB_BITS - 1
+            counts[us if shift <= 0 else (shift << SUB_BITS) + (us >> shift)] += 1
+        self.count += len(times_us)
+        self.total_us += sum(times_us)
+        self.largest_us = max(self.largest_us, *times_us) if times_us else self.largest_us
+
     def quantile_us(self, part: float) -> float:
         """The value with a share `part` of all at or below it (nearest rank); 0 if there is none."""
         rank = max(1, -int(-part * self.count // 1))
@@ -82,10 +92,14 @@ class TimeSeries:
         self.width_us = width_us
         self._end_us = bins * width_us
 
-    def add(self, at_us: int, amount: float = 1.0) -> None:
-        if at_us >= self._end_us:
-            self._grow(at_us)
-        self.sums[at_us // self.width_us] += amount
+    def add_all(self, times_us: list[int]) -> None:
+        """Count these times."""
+        if not times_us:
+            return
+        self._grow(max(times_us))
+        sums, width_us = self.sums, self.width_us
+        for at_us in times_us:
+            sums[at_us // width_us] += 1.0
 
     def add_span(self, start_us: int, end_us: int, per_us: float) -> None:
         """Add a rate over a span of time."""

@@ -19,12 +19,16 @@ from lamina.types import Call, Slo
 ProgressCallback = Callable[[int, int], None]
 """(calls offered so far, virtual time)."""
 
-_PROGRESS_INTERVAL = 4096
+_BLOCK = 4096
+"""Calls between two times that progress is told, and that times are added up."""
+
 _QUANTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99, "p999_ms": 0.999}
 
 
 class _Target:
-    __slots__ = ("batches", "cold", "cost", "failed", "in_time", "latency", "offered", "queue_us", "refused", "slo")
+    __slots__ = (
+        "batches", "cold", "cost", "failed", "in_time", "latencies", "latency", "offered", "queue_us", "refused", "slo",
+    )  # fmt: skip
 
     def __init__(self, slo: Slo) -> None:
         self.slo = slo
@@ -34,10 +38,18 @@ class _Target:
         self.refused: dict[str, int] = {}
         self.failed: dict[str, int] = {}
         self.latency = LatencyHistogram()
+        self.latencies: list[int] = []  #: not in the histogram yet
+
+    def fold(self) -> None:
+        self.latency.add_all(self.latencies)
+        self.latencies.clear()
 
 
 class Report:
-    """Collector of call statistics: calls on their way in (`observe_calls`), their endings on the way out (`on_end`)."""
+    """Collector of call statistics: calls on their way in (`observe_calls`), their endings on the way out (`on_end`).
+
+    Times go into histograms and series a block at a time: a simulation has little to do per call, and a call per figure shows.
+    """
 
     def __init__(self, slos: dict[str, Slo], progress: ProgressCallback | None = None) -> None:
         self._targets = {name: _Target(slo) for name, slo in slos.items()}
@@ -45,18 +57,22 @@ class Report:
         self._progress = progress
         self.last_us = 0  #: when the last call came
         self._over_time, self._good = TimeSeries(), TimeSeries()
+        self._came_us: list[int] = []  #: not in the series yet
+        self._good_us: list[int] = []  #: likewise
 
     def observe_calls(self, calls: Iterable[Call]) -> Iterator[Call]:
         """Pass the calls through and count them."""
-        targets, still_open, add, progress = self._targets, self._open, self._over_time.add, self._progress
+        targets, still_open, came_us, progress = self._targets, self._open, self._came_us, self._progress
         for number, call in enumerate(calls, 1):
             target = targets[call.target]
             target.offered += 1
             still_open[call.id] = target
             self.last_us = call.arrived_us
-            add(call.arrived_us)
-            if progress is not None and number % _PROGRESS_INTERVAL == 0:
-                progress(number, call.arrived_us)
+            came_us.append(call.arrived_us)
+            if number % _BLOCK == 0:
+                self._fold()
+                if progress is not None:
+                    progress(number, call.arrived_us)
             yield call
 
     def observe_call(self, call: Call) -> None:
@@ -65,12 +81,22 @@ class Report:
         target.offered += 1
         self._open[call.id] = target
         self.last_us = max(self.last_us, call.arrived_us)
-        self._over_time.add(call.arrived_us)
+        self._came_us.append(call.arrived_us)
+        if len(self._came_us) >= _BLOCK:
+            self._fold()
+
+    def _fold(self) -> None:
+        self._over_time.add_all(self._came_us)
+        self._good.add_all(self._good_us)
+        self._came_us.clear()
+        self._good_us.clear()
+        for target in self._targets.values():
+            target.fold()
 
     def on_end(self, now_us: int, ending: Ending) -> None:
         target = self._open.pop(ending.call_id)
         if isinstance(ending, Reply):
-            target.latency.add(ending.latency_us)
+            target.latencies.append(ending.latency_us)
             target.queue_us += ending.queue_us
             target.batches += ending.batch
             target.cost += ending.cost
@@ -78,7 +104,7 @@ class Report:
                 target.cold += 1
             if not ending.late:
                 target.in_time += 1
-                self._good.add(now_us)
+                self._good_us.append(now_us)
         elif isinstance(ending, Reject):
             target.refused[ending.reason] = target.refused.get(ending.reason, 0) + 1
         else:
@@ -97,6 +123,7 @@ class Report:
         self, scenario: str, policy: str, seed: int, accounting: CostAccounting, offered_us: int, ended_us: int
     ) -> Summary:
         """`offered_us`: how long calls were offered for."""
+        self._fold()
         offered_s = max(1, offered_us) / 1e6
         rows = [_target_row(name, target, offered_s) for name, target in self._targets.items()]
         devices = [_device_row(usage, ended_us) for usage in accounting.all_devices()]

@@ -10,7 +10,7 @@ from lamina.core.actions import Action, Reject
 from lamina.core.events import CallArrived
 from lamina.core.policy import AdmitRole, Admitted, BodyChoice, View
 from lamina.core.scheduling.calls import CallRegistry, Tenancy
-from lamina.core.scheduling.jobs import Target
+from lamina.core.scheduling.jobs import ActiveCall, Target
 from lamina.core.scheduling.queues import DispatchQueue
 from lamina.core.scheduling.state import ControllerState
 from lamina.types import Call
@@ -84,7 +84,9 @@ class Admission:
         estimated_us = verdict.estimate_us if verdict is not None else 0
         task = flow.sole_task
         if task is not None:
-            self._calls.start_call(call, flow, task, estimated_us)
+            run = ActiveCall(call, flow, self._calls, estimated_us)
+            self._calls.open_call(run)
+            self._calls.queue_job(run, task)
         else:
             self._workflows.start_run(call, estimated_us)
 

@@ -12,7 +12,7 @@ from lamina.core.actions import Action, DropJob, FailCall, Reject, Reply
 from lamina.core.events import CallCancelled
 from lamina.core.policy import View
 from lamina.core.scheduling.admission_margin import AdmissionMargin
-from lamina.core.scheduling.jobs import ActiveCall, Job, SoleTask, Target
+from lamina.core.scheduling.jobs import ActiveCall, Job, SoleTask
 from lamina.core.scheduling.queues import DispatchQueue
 from lamina.core.scheduling.state import Batch, ControllerState, FunctionState
 from lamina.core.scheduling.wakeups import Wakeups
@@ -58,12 +58,6 @@ class CallRegistry:
         self._out = out
 
     # ------------------------------------------------------------------ begin
-
-    def start_call(self, call: Call, flow: Target, task: SoleTask, estimated_us: int) -> None:
-        """A call of a function: its only job is queued at once."""
-        run = ActiveCall(call, flow, self, estimated_us)
-        self.open_call(run)
-        self.queue_job(run, task)
 
     def open_call(self, run: ActiveCall) -> None:
         self._state.runs[run.call.id] = run
@@ -111,9 +105,6 @@ class CallRegistry:
             self._dispatch_queue.dequeue(self._state.functions[job.function], [job])
         self._out.append(DropJob(job.id))
 
-    def on_job_succeeded(self, run: ActiveCall, job: Job, batch: Batch) -> None:
-        self.reply(run)
-
     def on_job_failed(self, run: ActiveCall, job: Job, error: str, name: str = "", batch: Batch | None = None) -> None:
         run.remove_job(job)
         self.fail(run, FailCall(run.call.id, error, job.node, job.id, job.scope))
@@ -123,9 +114,15 @@ class CallRegistry:
 
     # ------------------------------------------------------------------- ends
 
-    def reply(self, run: ActiveCall) -> None:
+    def reply(self, run: ActiveCall, job: Job | None = None, batch: Batch | None = None) -> None:
+        """End a call with its result; for a call of a function that is what the success of its one job means."""
         call, now_us = run.call, self._view.now_us
-        self._close(run)
+        del self._state.runs[call.id]
+        run.end()
+        if self._tenancy.enabled:
+            self._tenancy.on_call_ended(call)
+        if run.owner is not self:
+            run.owner.on_call_ended(run)
         if run.estimated_us:
             self._margin.on_call_ended(now_us, run, now_us <= call.expires_us)
         self._out.append(
@@ -142,9 +139,15 @@ class CallRegistry:
             )
         )
 
+    on_job_succeeded = reply
+
     def fail(self, run: ActiveCall, ending: FailCall) -> None:
         """End a call without a result; what still runs for it is not waited for."""
-        self._close(run)
+        del self._state.runs[run.call.id]
+        run.end()
+        if self._tenancy.enabled:
+            self._tenancy.on_call_ended(run.call)
+        run.owner.on_call_ended(run)
         too_late = ending.error == "deadline"
         if run.estimated_us and too_late:
             self._margin.on_call_ended(self._view.now_us, run, in_time=False)
@@ -153,14 +156,6 @@ class CallRegistry:
                 self.record_rejection(self._state.functions[job.function])
             self.drop_job(run, job)
         self._out.append(ending)
-
-    def _close(self, run: ActiveCall) -> None:
-        del self._state.runs[run.call.id]
-        run.end()
-        if self._tenancy.enabled:
-            self._tenancy.on_call_ended(run.call)
-        if run.owner is not self:
-            run.owner.on_call_ended(run)
 
     def record_rejection(self, function: FunctionState) -> None:
         """Count a rejection for lack of time: the prediction behind it may be wrong."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
@@ -24,62 +23,62 @@ GROUP = 4
 """So many of a line are asked about at once."""
 
 
-@dataclass(slots=True)
-class Queue:
-    """Queue of one function, a sorted list: jobs mostly arrive in order, so adding is appending, and taking is one slice."""
+class Queue(list[tuple[int, int, Job]]):
+    """Queue of one function, a sorted list: jobs mostly arrive in order, so adding is appending, and taking is one slice.
 
-    function: str
-    order: Order = "arrival"
-    _entries: list[tuple[int, int, Job]] = field(default_factory=list)
+    It is a list rather than has one because its length is asked for several times per call, by every part of the scheduler.
+    """
 
-    def __len__(self) -> int:
-        return len(self._entries)
+    __slots__ = ("function", "order")
+
+    def __init__(self, function: str, order: Order = "arrival") -> None:
+        super().__init__()
+        self.function = function
+        self.order = order
 
     def add(self, job: Job) -> None:
         entry = (job.due_us if self.order == "due" else job.id, job.id, job)
-        entries = self._entries
-        if not entries or entries[-1] < entry:
-            entries.append(entry)
+        if not self or self[-1] < entry:
+            self.append(entry)
         else:
-            insort(entries, entry)
+            insort(self, entry)
 
-    def remove(self, job: Job) -> None:
-        at = bisect_left(self._entries, (job.due_us if self.order == "due" else job.id, job.id))
-        assert self._entries[at : at + 1] and self._entries[at][2] is job, f"job {job.id} is not waiting"
-        del self._entries[at]
+    def remove_job(self, job: Job) -> None:
+        at = bisect_left(self, (job.due_us if self.order == "due" else job.id, job.id))
+        assert self[at : at + 1] and self[at][2] is job, f"job {job.id} is not waiting"
+        del self[at]
 
     def remove_all(self, jobs: list[Job]) -> None:
         """Take these jobs out; when they are the first ones, as they nearly always are, in one stroke."""
-        entries = self._entries
-        if len(jobs) == 1 and entries and entries[0][2] is jobs[0]:
-            del entries[0]
+        if len(jobs) == 1 and self and self[0][2] is jobs[0]:
+            del self[0]
             return
         if self.first(len(jobs)) == jobs:
-            del entries[: len(jobs)]
+            del self[: len(jobs)]
             return
         for job in jobs:
-            self.remove(job)
+            self.remove_job(job)
 
     def head(self) -> Job:
-        return self._entries[0][2]
+        return self[0][2]
 
     def first(self, count: int) -> list[Job]:
-        return [entry[2] for entry in self._entries[:count]]
+        return [entry[2] for entry in self[:count]]
 
     def count_due_before(self, due_us: int) -> int:
         """Number of jobs due sooner than that; of a queue kept by due time."""
-        return bisect_left(self._entries, (due_us,))
+        return bisect_left(self, (due_us,))
 
     def due_from(self, due_us: int, start: int, count: int) -> list[Job]:
         """Jobs due at that time or later, without the first of them; of a queue kept by due time."""
-        first = bisect_left(self._entries, (due_us,)) + start
-        return [entry[2] for entry in self._entries[first : first + count]]
+        first = bisect_left(self, (due_us,)) + start
+        return [entry[2] for entry in self[first : first + count]]
 
     def slice(self, start: int, count: int) -> list[Job]:
-        return [entry[2] for entry in self._entries[start : start + count]]
+        return [entry[2] for entry in self[start : start + count]]
 
     def jobs(self) -> list[Job]:
-        return [entry[2] for entry in self._entries]
+        return [entry[2] for entry in self]
 
 
 class DispatchQueue:

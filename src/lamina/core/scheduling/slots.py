@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from heapq import merge
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -162,10 +162,10 @@ def slots(view: View, function: FunctionState, units: int = 0, cores: int = 0) -
             if len(instance.batches) == batches:
                 break  # not taken, so nothing else here would be
     for instance, device, wanted, wanted_cores in crowded:
-        behind = _soonest(view, function, instance, device, wanted, wanted_cores)
-        if behind is not None:
-            at_us = max(now_us + device.way_us, behind.expected_end_us)
-            yield Slot(instance, device, behind.mask, behind, at_us, wanted_cores)
+        soonest = _soonest(view, function, instance, device, wanted, wanted_cores)
+        if soonest is not None:
+            end_us, behind = soonest
+            yield Slot(instance, device, behind.mask, behind, max(now_us + device.way_us, end_us), wanted_cores)
 
 
 def next_slot_us(view: View, function: FunctionState) -> int:
@@ -213,20 +213,21 @@ def _predecessors(view: View, function: FunctionState, instance: Instance, devic
             if batch.follower is None and not batch.mask & foreign and batch.part == 1:
                 yield end_us, batch
     elif len(instance.batches) == instance.running:  # one booked batch per instance is enough to keep it busy
-        for batch in sorted(instance.batches.values(), key=attrgetter("expected_end_us")):
+        for end_us, batch in sorted([(one.expected_end_us, one) for one in instance.batches.values()], key=itemgetter(0)):
             if batch.follower is None and not batch.mask & foreign and batch.part == 1:
-                yield batch.expected_end_us, batch
+                yield end_us, batch
 
 
-def _soonest(view: View, function: FunctionState, instance: Instance, device: Device, units: int, cores: int) -> Batch | None:
-    """The running batch whose slice it could inherit soonest."""
-    per_batch, home = device.spec.limits.per_batch, device.homes.get(instance.id)
+def _soonest(
+    view: View, function: FunctionState, instance: Instance, device: Device, units: int, cores: int
+) -> tuple[int, Batch] | None:
+    """The running batch whose slice it could inherit soonest, and when that ends."""
+    per_batch, home, horizon_us = device.spec.limits.per_batch, device.homes.get(instance.id), view.booking_horizon_us
     for end_us, batch in _predecessors(view, function, instance, device):
-        fits = batch.mask.bit_count() >= units and batch.cores >= cores
-        until_us = end_us - batch.handover_us() - view.now_us
-        fits = fits and until_us <= view.booking_horizon_us and (per_batch or batch.mask == home)
-        if view.bandwidth is not None:
-            fits = fits and batch.mask.bit_count() <= view.max_units_by_bandwidth(function, device, batch)
-        if fits:
-            return batch
+        if batch.mask.bit_count() < units or batch.cores < cores or not (per_batch or batch.mask == home):
+            continue
+        if horizon_us < NEVER_US and end_us - batch.handover_us() - view.now_us > horizon_us:
+            continue
+        if view.bandwidth is None or batch.mask.bit_count() <= view.max_units_by_bandwidth(function, device, batch):
+            return end_us, batch
     return None

@@ -45,11 +45,11 @@ class FairQueue(Queue):
         self._count += 1
         self._merged_generation = -1
 
-    def remove(self, job: Job) -> None:
+    def remove_job(self, job: Job) -> None:
         call = job.run.call
         lanes = self._lanes[call.tenant]
         lane = lanes[call.priority]
-        lane.remove(job)
+        lane.remove_job(job)
         self._count -= 1
         self._merged_generation = -1
         if not len(lane):
@@ -59,7 +59,7 @@ class FairQueue(Queue):
 
     def remove_all(self, jobs: list[Job]) -> None:
         for job in jobs:
-            self.remove(job)
+            self.remove_job(job)
 
     def head(self) -> Job:
         if len(self._lanes) == 1:
