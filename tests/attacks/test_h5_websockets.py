@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lamina.server.turn_budget import SLICE_S
+from lamina.server.websocket import POLICY_VIOLATION, TOO_BIG
 from tests.server.test_request_parser import Turns
 from tests.server.test_websocket import HANDSHAKE, Echo, Transport, connected
 
@@ -18,6 +19,8 @@ MESSAGE = CLIENT.send(TextMessage(data="hello"))
 FIRST, FRAGMENT = b"\x01\x80" + bytes(4), b"\x00\x80" + bytes(4)
 LAST = b"\x80\x80" + bytes(4)
 
+TOO_LARGE = CLIENT.send(BytesMessage(data=bytes(2_000)))
+
 #: what comes first, and what is repeated
 FLOODS = {
     "pings": (b"", PING),
@@ -25,7 +28,7 @@ FLOODS = {
     "empty fragments": (FIRST, FRAGMENT),
     "messages in empty fragments": (b"", FIRST + FRAGMENT * 90 + LAST),
     "tiny fragments": (FIRST, b"\x00\x81" + bytes(4) + b"x"),
-    "messages behind our close": (FIRST + FRAGMENT * 101, MESSAGE),
+    "messages behind our close": (TOO_LARGE, MESSAGE),
 }
 
 
@@ -40,15 +43,16 @@ def closes(transport: Transport) -> list[int]:
 def test_h5_a_flood_that_brings_nothing_is_cut_off(name: str):
     first, more = FLOODS[name]
     turns, handler = Turns(SLICE_S / 30), Echo()
-    connection, transport = connected(handler, turns, unread_messages=10_000)
+    connection, transport = connected(handler, turns, unread_messages=10_000, message_bytes=1_000)
     connection.data_received(HANDSHAKE + first)
     turns.run()
+    assert not transport.is_closed
     for _ in range(30):
         connection.data_received(more * (100 if len(more) < 100 else 1))
         turns.run()
         if transport.is_closed:
             break
-    assert transport.is_closed and closes(transport) == [1008]
+    assert transport.is_closed and closes(transport) == [TOO_BIG if first is TOO_LARGE else POLICY_VIOLATION]
 
 
 def test_h5_floods_that_slow_each_other_down_are_cut_off():
