@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lamina.core.lifecycle import (
+    IN_BATCH,
     INSTANCE_TRANSITIONS,
     JOB_TRANSITIONS,
     NODE_TRANSITIONS,
@@ -17,7 +18,7 @@ from lamina.core.lifecycle import (
     mermaid,
 )
 from lamina.core.scheduling import cluster
-from lamina.core.scheduling.jobs import IN_BATCH, ActiveCall, Job
+from lamina.core.scheduling.jobs import ActiveCall, Job
 from lamina.core.scheduling.jobs import start as enter_batch
 from lamina.core.scheduling.state import Instance
 from lamina.core.workflow.runs import NodeExecution, WorkflowRun

@@ -160,16 +160,16 @@ class Controller:
         }
 
     def handle(self, now_us: int, event: ev.Event) -> list[Action]:
-        view = self.view
+        view, queue = self.view, self._dispatch_queue
         view.advance(now_us)
         self.is_deciding = False
         self._handlers[type(event)](event)
         self.is_deciding = True
-        if self._dispatch_queue.starved or view.now_us >= self._scale_at_us:
+        if queue.starved or view.now_us >= self._scale_at_us:
             self._autoscale()
         if type(event) is not ev.CallArrived or not event.more_coming:
-            if self._dispatch_queue.changed:
-                self._dispatch_queue.wake_in_line(self._fair_share.enabled or self._has_requests)
+            if queue.changed:
+                queue.wake_in_line(self._fair_share.enabled or self._has_requests)
             if self.state.waiting or self._recheck_due:
                 self._dispatch()
         return self.take_actions()

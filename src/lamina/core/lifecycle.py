@@ -61,6 +61,12 @@ RUN_TRANSITIONS: dict[RunState, dict[str, RunState]] = {
 }
 
 
+LOADING, WARM, DRAINING = InstancePhase.LOADING, InstancePhase.WARM, InstancePhase.DRAINING
+QUEUED, IN_BATCH, AWAITING, PARKED = JobState.QUEUED, JobState.IN_BATCH, JobState.AWAITING, JobState.PARKED
+ACTIVE, ENDED = RunState.ACTIVE, RunState.ENDED
+"""For the path of a call: a member of an enum takes ten times as long to look up by its class as by a global."""
+
+
 class NodeState(StrEnum):
     """States of a node execution, by what it waits for. Those of a data request are also its `stage` on the wire."""
 

@@ -136,10 +136,8 @@ class VirtualDriver(Driver):
         arrives_us = NEVER_US if coming is None else coming.arrived_us
         now_us, tick = self._now_us, Tick()
         while True:
-            if event is None and questions:
+            while event is None and questions:
                 event = self._resolve_data(data, questions.popleft())  # type: ignore[arg-type]
-                if event is None:
-                    continue
             if event is None:
                 if until is not None and until():
                     return True

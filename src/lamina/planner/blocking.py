@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from lamina.core.lifecycle import InstancePhase
+from lamina.core.lifecycle import WARM
 from lamina.core.policy import Slot, View
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.slots import gives_way
@@ -333,7 +333,7 @@ def _has_room_elsewhere(view: View, claim: Claim, device: Device) -> bool:
         if other is not device:
             free = other.all_units & ~other.busy
             if free.bit_count() >= claim.units and find_block(free, claim.units, other.spec.limits.aligned, other.spec.units):
-                return any(one.device == host and one.phase is InstancePhase.WARM for one in function.instances.values())
+                return any(one.device == host and one.phase is WARM for one in function.instances.values())
     return False
 
 
@@ -392,7 +392,7 @@ def _claim(view: View, function: FunctionState, device: Device) -> Claim | None:
     called = arrivals.last_us >= 0 and view.now_us - arrivals.last_us <= LATELY_US
     if not slo_us or not (called or spec.scale.min > 0):
         return None
-    warm = [one for one in function.instances.values() if one.device == where.id and one.phase is InstancePhase.WARM]
+    warm = [one for one in function.instances.values() if one.device == where.id and one.phase is WARM]
     if not warm:
         return None
     home = next((device.homes[one.id] for one in warm if one.id in device.homes), 0)

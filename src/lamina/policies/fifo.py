@@ -45,7 +45,7 @@ class Policy:
                 yield from self._fill(view, function, slot)
             else:
                 yield Defer(name, view.next_slot_us(function), NEVER_US)
-            if name in waiting:
+            if name in waiting and len(waiting) > 1:
                 heappush(oldest, (*_arrival(function), name))
 
     def _fill(self, view: View, function: FunctionState, slot: Slot) -> Iterator[Decision]:

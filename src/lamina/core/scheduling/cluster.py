@@ -11,9 +11,9 @@ from collections.abc import Container
 from typing import TypeVar
 
 from lamina.core.actions import Action, JobRef, Kill, Load, ReleaseDevice, Resize, StartBatch, Unload
-from lamina.core.lifecycle import InstancePhase
+from lamina.core.lifecycle import DRAINING, LOADING, QUEUED, WARM
 from lamina.core.policy import LoadInstance, ResizeInstance, ReturnDevice, Start, UnloadInstance, View
-from lamina.core.scheduling.jobs import QUEUED, start
+from lamina.core.scheduling.jobs import start
 from lamina.core.scheduling.leases import Device, slice_label
 from lamina.core.scheduling.queues import DispatchQueue
 from lamina.core.scheduling.slots import gives_way
@@ -113,7 +113,7 @@ class Cluster:
         ids = {job.id for job in jobs if job.state is QUEUED and job.function == name and job.id in job.run.jobs}
         if len(ids) != len(jobs):
             raise PolicyError(f"a batch is made of waiting jobs of one function, each once; this one is for {name}")
-        if instance.phase is not InstancePhase.WARM or instance.device != device.spec.id:
+        if instance.phase is not WARM or instance.device != device.spec.id:
             raise PolicyError(f"{instance.id} is {instance.phase.value} on {instance.device}")
         if not device.is_valid_slice(mask) or not (device.spec.limits.per_batch or mask == device.homes.get(instance.id)):
             raise PolicyError(f"{device.spec.id} has no slice {mask:b} for {instance.id}")
@@ -153,7 +153,7 @@ class Cluster:
             follower.begin(self._view.now_us)
             follower.device.lease(follower.id, follower.mask, follower.cores, end_us=follower.expected_end_us)
             follower.instance.on_booked_batch_began()
-        if instance.phase is InstancePhase.DRAINING and not instance.batches:
+        if instance.phase is DRAINING and not instance.batches:
             self._finish_unload(instance)
 
     # -------------------------------------------------------------- instances
@@ -180,7 +180,7 @@ class Cluster:
             function.next_instance_id(),
             spec.name,
             device.spec.id,
-            InstancePhase.LOADING,
+            LOADING,
             self._view.now_us,
             spec.memory_mib,
             units=mask.bit_count() or spec.units_on(device.spec),
@@ -209,7 +209,7 @@ class Cluster:
         instance = _known(self._state.instances, decision.instance)
         if not instance.batches:
             self._finish_unload(instance)
-        elif instance.phase is InstancePhase.WARM:
+        elif instance.phase is WARM:
             instance.move("drain")
             self._state.functions[instance.function].on_instance_moved()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from lamina.core.device_pace import DevicePace
 from lamina.core.events import BatchFinished, InstanceReady, InstanceSegmented, JobOutcome
-from lamina.core.lifecycle import InstancePhase
+from lamina.core.lifecycle import LOADING
 from lamina.core.policy import PrepareRole, View
 from lamina.core.rolling_update import RollingUpdate
 from lamina.core.scheduling.calls import Tenancy
@@ -103,7 +103,7 @@ class Completions:
 
     def on_instance_ready(self, event: InstanceReady) -> None:
         instance = self._state.instances.get(event.instance)
-        if instance is None or instance.phase is not InstancePhase.LOADING:
+        if instance is None or instance.phase is not LOADING:
             return
         self._cluster.on_ready(instance)
         predictor, kind = self._view.predictor, self._state.devices[instance.device].spec.kind

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
-from lamina.core.lifecycle import JobState, RunState
+from lamina.core.lifecycle import ACTIVE, AWAITING, ENDED, IN_BATCH, PARKED, QUEUED, JobState, RunState
 from lamina.types import Call, Slo
 
 if TYPE_CHECKING:
     from lamina.core.scheduling.state import Batch
 
 NONE_EXPECTED: Mapping[str, float] = {}
-
-QUEUED, IN_BATCH, PARKED = JobState.QUEUED, JobState.IN_BATCH, JobState.PARKED
 
 
 class RunDefects(Exception):
@@ -110,7 +108,7 @@ class Job(Struct, eq=False):
 
     def await_report(self) -> None:
         """Neither wait nor run, until its outcome is reported from outside."""
-        self.state = JobState.AWAITING
+        self.state = AWAITING
         self.batch_id = 0
 
     def blame(self, batch_size: int, *, alone: bool) -> None:
@@ -152,7 +150,7 @@ class ActiveCall:
         self.estimated_us = estimated_us  #: latency expected at admission; 0: no estimate
         self.is_workflow = False  #: of several steps
         self.expected_jobs: Mapping[str, float] = NONE_EXPECTED  #: jobs it is yet to bring, per function
-        self.state = RunState.ACTIVE
+        self.state: RunState = ACTIVE
         self.jobs: dict[int, Job] = {}  #: queued, booked, running or parked
         self.queue_us = 0
         self.batch = 0
@@ -164,7 +162,7 @@ class ActiveCall:
 
     @property
     def is_ended(self) -> bool:
-        return self.state is RunState.ENDED
+        return self.state is ENDED
 
     def add_job(self, job: Job) -> None:
         self.jobs[job.id] = job
@@ -195,12 +193,12 @@ class ActiveCall:
 
     def end(self) -> None:
         """Its ending has been said."""
-        self.state = RunState.ENDED
+        self.state = ENDED
 
     @property
     def has_work(self) -> bool:
         """Whether a job of it is to run here: one that waits for a report from outside takes nothing."""
-        return any(job.state is not JobState.AWAITING for job in self.jobs.values())
+        return any(job.state is not AWAITING for job in self.jobs.values())
 
     @property
     def is_pending(self) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from lamina.core.lifecycle import InstancePhase
+from lamina.core.lifecycle import WARM
 from lamina.core.unit_blocks import find_block
 from lamina.types import NEVER_US, WHOLE_UNIT
 
@@ -65,7 +65,7 @@ def free_slots(view: View, function: FunctionState, instances: Iterable[Instance
         return
     devices = view.devices
     for instance in instances or function.instances.values():
-        if instance.phase is not InstancePhase.WARM or (instance.bucket and instance.bucket.ready_at_us(now_us) > now_us):
+        if instance.phase is not WARM or (instance.bucket and instance.bucket.ready_at_us(now_us) > now_us):
             continue
         device = devices[instance.device]
         spec = device.spec
@@ -108,7 +108,7 @@ def upcoming_slots(view: View, function: FunctionState, before_us: int) -> Itera
     found = [
         _upcoming(view, function, instance, view.devices[instance.device], before_us)
         for instance in function.instances.values()
-        if instance.phase is InstancePhase.WARM and not (instance.bucket and instance.bucket.ready_at_us(now_us) > now_us)
+        if instance.phase is WARM and not (instance.bucket and instance.bucket.ready_at_us(now_us) > now_us)
     ]
     return merge(*found, key=itemgetter(5)) if len(found) > 1 else found[0] if found else iter(())
 
@@ -143,9 +143,10 @@ def slots(view: View, function: FunctionState, units: int = 0, cores: int = 0) -
             continue
         wanted = units or instance.units
         wanted_cores = (cores or function.spec.cores_on(device.spec)) if device.spec.cores else 0
-        while instance.phase is InstancePhase.WARM:
+        while instance.phase is WARM:
             mask, batches = 0, len(instance.batches)
-            if instance.has_capacity(function.batches_at_once(device)) and wanted_cores <= device.cores_free:
+            has_cores = not wanted_cores or wanted_cores <= device.cores_free
+            if has_cores and instance.has_capacity(function.batches_at_once(device)):
                 if instance.segment_us and gives_way(function, instance):
                     kept = device.all_units & ~device.open_to_yielding(instance.id)
                     mask = find_block(device.all_units & ~kept, wanted, device.spec.limits.aligned, device.spec.units)
@@ -196,7 +197,7 @@ def reserved_units(view: View, instance: Instance, device: Device) -> int:
 def _wants_home(view: View, owner: str, device: Device) -> bool:
     instance = view.instances[owner]
     function = view.functions[instance.function]
-    able = instance.phase is InstancePhase.WARM and instance.has_capacity(function.batches_at_once(device))
+    able = instance.phase is WARM and instance.has_capacity(function.batches_at_once(device))
     buckets = (function.bucket, instance.bucket)
     return able and len(function.queue) > 0 and not any(bucket and bucket.level(view.now_us) <= 0 for bucket in buckets)
 

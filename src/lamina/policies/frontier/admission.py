@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from lamina.core.lifecycle import InstancePhase
+from lamina.core.lifecycle import WARM
 from lamina.core.policy import Admitted, View
 from lamina.core.scheduling.jobs import Job
 from lamina.core.scheduling.state import FunctionState
@@ -83,7 +83,7 @@ def is_idle(view: View, function: FunctionState) -> bool:
         if instance.batches:
             return False
         device = view.devices[instance.device]
-        free = free or (instance.phase is InstancePhase.WARM and device.busy != device.all_units)
+        free = free or (instance.phase is WARM and device.busy != device.all_units)
     return free
 
 

@@ -17,7 +17,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import NamedTuple
 
-from lamina.core.lifecycle import InstancePhase
+from lamina.core.lifecycle import LOADING, WARM
 from lamina.core.policy import View
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState, Instance
@@ -124,7 +124,7 @@ class CompletionEstimator:
         count = 0
         stride = -(-len(function.instances) // MAX_INSTANCES) or 1
         for instance in islice(function.instances.values(), 0, None, stride):
-            if instance.phase is InstancePhase.WARM or instance.phase is InstancePhase.LOADING:
+            if instance.phase is WARM or instance.phase is LOADING:
                 count += 1
                 device = view.devices[instance.device]
                 table = self.tables.table_for(view, function, device)
@@ -231,7 +231,7 @@ def _queue_delay_us(
         reach_us, nearest_us = now_us + way_us, min(nearest_us, way_us)
         idle = 0
         limit = function.spec.batches_at_once(spec) if function.spec.parts < WHOLE_UNIT else spec.limits.batches_per_instance
-        if instance.phase is InstancePhase.LOADING:
+        if instance.phase is LOADING:
             size = units * limit if limit else spec.units
             loaded_us = instance.created_us + view.predictor.load_us(function.spec.name, spec.kind)
             ends.append((max(loaded_us, now_us) + way_us, size))
@@ -312,7 +312,7 @@ def _until_free_us(view: View, host: str) -> int:
 
 def _until_loaded_us(view: View, function: FunctionState) -> int:
     """Until the function is loaded somewhere, if it is not."""
-    if any(instance.phase is InstancePhase.WARM for instance in function.instances.values()):
+    if any(instance.phase is WARM for instance in function.instances.values()):
         return 0
     kinds = {device.spec.kind for device in view.devices.values() if function.spec.fits_family(device.spec.family)}
     return min((view.predictor.load_us(function.spec.name, kind) for kind in kinds), default=0)
