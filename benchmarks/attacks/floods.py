@@ -138,10 +138,10 @@ HTTP1_FLOODS: dict[str, Flood] = {
     "empty lines": (b"", _repeated(b"\r\n")),
     "pings of a WebSocket": (UPGRADE, _repeated(b"\x89\x80" + MASK)),
     "empty fragments of a WebSocket": (UPGRADE + b"\x01\x80" + MASK, _repeated(b"\x00\x80" + MASK)),
-    "small messages of a WebSocket": (UPGRADE, _repeated(b"\x81\x81" + MASK + b"1")),
+    "messages behind the close of a WebSocket": (UPGRADE, _repeated(b"\x81\x81" + MASK + b"1")),
 }
 FLOODS = HTTP2_FLOODS | HTTP1_FLOODS
-CUT_OFF = {*HTTP2_FLOODS, "pings of a WebSocket", "empty fragments of a WebSocket"}
+CUT_OFF = {*HTTP2_FLOODS, *(name for name in HTTP1_FLOODS if "WebSocket" in name)}
 """Floods of what brings nothing."""
 
 

@@ -70,10 +70,10 @@ class Stopwatch:
 
 def _attack(name: str, port: int, grpc_port: int, out: Any) -> None:
     if name in loop_lag.GRPC:
-        out.put(loop_lag._called(grpc_port, loop_lag.GRPC[name](), 1))
+        out.put(loop_lag._called(grpc_port, loop_lag.GRPC[name](), 0.0))
     else:
         attack = loop_lag.HTTP[name]
-        out.put(loop_lag._sent(port, attack, attack[2](), 100 if "thousand" in name else 1))
+        out.put(loop_lag._sent(port, attack, attack[2](), 0.5 if "60 KiB" in name else 0.0))
 
 
 def _flood(name: str, grpc_port: int, connections: int) -> None:
