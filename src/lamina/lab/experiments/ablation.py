@@ -59,6 +59,7 @@ REPLACED: dict[str, dict[str, Any]] = {
     "devices that pay": {f"{FRONTIER}.Policy._on_paying_kinds": lambda policy, view, batch, slots: slots},
     "prefetch for admitted runs": {f"{FRONTIER}.autoscaler.FrontierAutoscaler.prefetch": lambda *args: iter(())},
     "rebalancing of instances": {f"{FRONTIER}.autoscaler.FrontierAutoscaler._rebalance": lambda *args: iter(())},
+    "scale-out by backlog": {f"{FRONTIER}.autoscaler.FrontierAutoscaler._is_stuck": lambda *args: False},
     "waiting for upstream jobs": {f"{FRONTIER}.batch_planner.wait_for_upstream_us": lambda *args: 0},
     "cost of congestion": {f"{FRONTIER}.optimizer.congestion_cost": lambda *args: None},
 }

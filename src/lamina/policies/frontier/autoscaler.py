@@ -2,6 +2,7 @@
 
 On top of what every policy gets (`policies/defaults.py`):
 - prefetch: steps that runs in flight will come to are loaded while the steps before them run;
+- scale-out by backlog: calls that wait beside free units bring one more instance, whatever rates and times say;
 - rebalancing: a busy device shares its heaviest functions with the least busy one;
 - replication: a function without a goal is loaded on an idle device too, where that takes less time than waiting;
 - keep-alive: an idle instance stays longer than it must if its function is known to come back after such a silence;
@@ -153,11 +154,34 @@ class FrontierAutoscaler:
                 if device is None or (more >= max(1, spec.scale.min) and not _is_roomy(function, device)):
                     break
                 yield LoadInstance(spec.name, device.spec.id, units_to_reserve(function, device))
+        elif len(loaded) < spec.scale.max and now_us >= function.load_not_before_us and self._is_stuck(view, function, loaded):
+            device = self._pick_device(view, function, with_free_units=True)
+            if device is not None and _is_roomy(function, device):
+                yield LoadInstance(spec.name, device.spec.id, units_to_reserve(function, device))
         elif len(loaded) > want:
             for instance in loaded[want:] if want else loaded:
                 is_due = _idle_us(view, instance) >= self._keep_alive_us(view, function, instance)
                 if is_due and instance.phase is InstancePhase.WARM:
                     yield UnloadInstance(instance.id)
+
+    def _is_stuck(self, view: View, function: FunctionState, loaded: list[Instance]) -> bool:
+        """Whether jobs wait behind instances that are all full, though times and rates ask for no more of them: nothing is known
+        of the time yet, or calls last far longer than they use to, as open connections and sessions do. A job that has waited
+        for as long as a load takes would have gained by one. What waits for less than a period may be a burst, and what waited
+        for the first load is none's backlog yet."""
+        if not loaded or not len(function.queue):
+            return False
+        enqueued_us = function.queue.head().enqueued_us
+        for instance in loaded:
+            device = view.devices[instance.device]
+            limit = max(1, function.batches_at_once(device))  # where slices are the limit, one at work says that none is left
+            if instance.phase is not InstancePhase.WARM or instance.has_capacity(limit):
+                return False
+            load_us = view.predictor.load_us(function.spec.name, device.spec.kind)
+            waited_us = view.now_us - max(enqueued_us, instance.created_us + load_us)
+            if waited_us < max(self.period_us, load_us):
+                return False
+        return True
 
     def _second_device_kind(self, view: View, function: FunctionState) -> Iterator[Decision]:
         """Full batches may be cheapest on one kind of device and single jobs on another: then it is loaded on both."""
@@ -244,15 +268,18 @@ class FrontierAutoscaler:
             return max(1, math.ceil(rate_per_us * config.time_us / config.batch / TARGET / at_once))
         return 1
 
-    def _pick_device(self, view: View, function: FunctionState) -> Device | None:
+    def _pick_device(self, view: View, function: FunctionState, *, with_free_units: bool = False) -> Device | None:
         """Where it is in time, on a machine of its own where it is to stand on several, cheapest; of equals, the device with most
-        units per instance. Of many devices of one kind some are compared, others each time."""
+        units per instance. Of many devices of one kind some are compared, others each time. `with_free_units`: a batch could
+        start there now."""
         spec = function.spec
         best, best_rank = None, (0, 0, 0, 0.0, 0.0)
         compared: dict[str, int] = {}
         for device in _from_next(view, function):
             kind = device.spec.kind
             if compared.get(kind, 0) >= MAX_COMPARED or not fits(function, device, {}):
+                continue
+            if with_free_units and (device.all_units & ~device.busy).bit_count() < spec.units_on(device.spec):
                 continue
             compared[kind] = compared.get(kind, 0) + 1
             mine = function.instances_by_device.get(device.spec.id, 0)
