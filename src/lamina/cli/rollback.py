@@ -12,7 +12,9 @@ from lamina.cli._admin_client import ask, until_served, url_option
 
 @click.command()
 @click.argument("app")
-@click.option("--to", "version", type=int, help="Version; default: the previous one. 0 is the file the server was started with.")
+@click.option(
+    "--to", "version", type=int, help="Version; default: the one served before. 0 is the file the server was started with."
+)
 @url_option
 def command(app: str, version: int | None, admin_url: str) -> None:
     """Serve an earlier version again, without losing a call."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from lamina.gateway.deploy import app_package
+from lamina.gateway.deploy import app_package, app_versions
+from lamina.gateway.deploy.admin_server import open_access
+from lamina.store.open import open_store
 from tests.gateway.deploy.admin_fixture import Managed, managed, zipped
 from tests.serving import Browser, run
 
@@ -88,6 +91,53 @@ def test_a_version_can_be_taken_back_and_another_server_finds_what_was_served_la
         return said
 
     assert run(work) == [[(2, True), (1, False)], ["v1", 1], ["v1", 1]]
+
+
+def test_rollback_goes_back_to_what_was_served_before_and_not_to_a_canary_that_was_rolled_back(app: Path, tmp_path: Path) -> None:
+    """Version 1 serves, canary 2 loses its traffic, 3 takes over: back is 1, and from there the file of the start."""
+
+    async def rolled_back(server: Managed) -> tuple[int, object]:
+        answer = await server.ask("POST", "/v1/apps/shop/rollback", b"{}")
+        if answer.status == 200:
+            await settled(server)
+        return answer.status, answer.json.get("version")
+
+    async def work() -> list[object]:
+        async with managed(app, tmp_path / "kept") as server:
+            await server.deploy("shop", APP.format(version="v1"))
+            await settled(server)
+            await server.deploy_beside("shop", APP.format(version="v2"), 10)
+            await server.ask("PUT", "/v1/apps/shop/traffic", b'{"weights": {"1": 100}}')
+            await server.deploy("shop", APP.format(version="v3"))
+            await settled(server)
+            return [await rolled_back(server) for _ in range(3)]
+
+    assert run(work) == [(200, 1), (200, 0), (404, None)]
+
+
+@pytest.mark.parametrize(
+    ("acts", "served"),
+    [
+        ([(1, None), (3, None)], [0, 1, 3]),
+        ([(1, None), (3, None), (1, 3)], [0, 1]),  # back: what was left is no version to go back to
+        ([(1, None), (3, None), (2, 3)], [0, 1, 2]),  # rollback --to one that has never served
+        ([(1, None), (2, None), (3, None), (1, None)], [0, 1]),  # an old one is promoted again
+    ],
+)
+def test_versions_to_go_back_to_are_those_that_served_and_were_not_left(
+    tmp_path: Path, acts: list[tuple[int, int | None]], served: list[int]
+) -> None:
+    async def work() -> list[int]:
+        store = open_store(str(tmp_path / "store.db"))
+        try:
+            access = await open_access(store)
+            for number, leaves in acts:
+                await access.write(partial(app_versions.make_current, app="shop", number=number, now_us=1, leaves=leaves))
+            return await access.read(lambda db: app_versions.served(db, "shop"))
+        finally:
+            await store.close()
+
+    assert run(work) == served
 
 
 def test_a_version_that_cannot_be_loaded_is_taken_back_by_itself(app: Path, tmp_path: Path) -> None:

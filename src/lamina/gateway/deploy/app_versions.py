@@ -16,6 +16,8 @@ from lamina.types import MAX_CONCURRENCY, WHOLE_UNIT, FunctionSpec, Tenant
 from lamina.worker.app_manifest import AppManifest
 
 MAX_FUNCTIONS = 1_000
+MAX_SERVED = 20
+_SERVED = "deploy-served"
 
 
 class VersionRecord(Struct, frozen=True, kw_only=True):
@@ -155,8 +157,21 @@ def save(db: Session, version: VersionRecord) -> None:
     kv.put(db, f"deploy/{version.app}", f"{version.number:08d}", "version", msgspec.json.encode(version), version.at_us)
 
 
-def make_current(db: Session, app: str, number: int, now_us: int) -> None:
+def make_current(db: Session, app: str, number: int, now_us: int, *, leaves: int | None = None) -> None:
+    """Serve this version from now on. One that has served before is gone back to: those after it are no versions to go back to
+    later, nor is one that it `leaves` for good."""
+    before = [one for one in served(db, app) if one != leaves]
+    since = before[: before.index(number)] if number in before else before
+    kv.put(db, _SERVED, app, "numbers", msgspec.json.encode([*since, number][-MAX_SERVED:]), now_us)
     kv.put(db, "deploy", app, "number", str(number).encode(), now_us)
+
+
+def served(db: Session, app: str) -> list[int]:
+    """Versions that have been the current one and were not rolled back, in the order in which they became that."""
+    if (entry := kv.get(db, _SERVED, app)) is not None:
+        return msgspec.json.decode(entry.value, type=list[int])
+    number = current(db).get(app, 0)  # a store of before this was recorded: all up to the current one
+    return [0, *(one.number for one in reversed(history(db, app)) if one.number <= number)]
 
 
 def history(db: Session, app: str) -> list[VersionRecord]:

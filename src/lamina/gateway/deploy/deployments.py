@@ -184,19 +184,28 @@ class Deployments:
                 self._isolation.end(one)
 
     async def rollback(self, grant: Grant, app: str, number: int | None) -> dict[str, Any]:
-        """Back to the version before, or to the one named."""
+        """Back to the version that was served before and was not rolled back itself, or to the one named."""
         async with self._lock:
             served = self.active.find_app(grant, app)
-            past = await self._access.read(lambda db: app_versions.history(db, app))
             if number is None:
-                number = max((one.number for one in past if one.number < served.number), default=0)
+                number = await self._previous(served)
             if number == served.number:
                 raise Conflict(f"version {number} of {app!r} is what is served")
             to = await self._find_version(app, number)
             self._check(to)
             await self._end_traffic(app)
-            await self._activate(grant.caller, to, None, "rollback", f"version {to.number}")
+            await self._activate(grant.caller, to, None, "rollback", f"version {to.number}", leaves=served.number)
             return self.active.summary(to)
+
+    async def _previous(self, served: AppVersion) -> int:
+        """The version that had the calls of an app before this one. A canary that lost its traffic never had them."""
+        app = served.app
+        past = await self._access.read(lambda db: app_versions.served(db, app))
+        for number in reversed(past[: past.index(served.number)] if served.number in past else past):
+            if (app == self.active.initial.app and not number) or (number and (self._folder / app / str(number)).is_dir()):
+                return number
+        hint = f"lamina history {app} lists all versions: lamina rollback {app} --to N"
+        raise NotFound(f"no version of {app!r} was served before version {served.number}", hint=hint)
 
     async def override(self, grant: Grant, function: str, given: dict[str, Any]) -> dict[str, Any]:
         """Scale or resize one function; another size of its own slice takes new instances."""
@@ -356,18 +365,24 @@ class Deployments:
     def _check(self, served: AppVersion) -> None:
         self.active.check(served, self._access.tenants.get(served.tenant))
 
-    async def _activate(self, caller: Identity, served: AppVersion, before: AppVersion | None, deed: str, note: str) -> None:
-        """Serve this version from now on, and after a restart. `before` is the version to roll back to if it cannot be loaded."""
+    async def _activate(
+        self, caller: Identity, served: AppVersion, before: AppVersion | None, deed: str, note: str, leaves: int | None = None
+    ) -> None:
+        """Serve this version from now on, and after a restart. `before` is the version to roll back to if it cannot be loaded;
+        `leaves` the one that was rolled back for it."""
         rollout = self.active.start_rollout(served)
         self.traffic.on_activated(served.app)
-        await self._record_current(caller, deed, served, note)
+        await self._record_current(caller, deed, served, note, leaves)
         task = asyncio.create_task(self._watch_rollout(caller, served, before, rollout))
         self._watchers.add(task)
         task.add_done_callback(self._watchers.discard)
 
-    async def _record_current(self, caller: Identity, deed: str, served: AppVersion, note: str) -> None:
-        app, number, now_us = served.app, served.number, self._access.now_us()
-        await self._access.write_audited(caller, deed, app, lambda db: app_versions.make_current(db, app, number, now_us), note)
+    async def _record_current(
+        self, caller: Identity, deed: str, served: AppVersion, note: str, leaves: int | None = None
+    ) -> None:
+        app, now_us = served.app, self._access.now_us()
+        work = partial(app_versions.make_current, app=app, number=served.number, now_us=now_us, leaves=leaves)
+        await self._access.write_audited(caller, deed, app, work, note)
 
     async def _watch_rollout(self, caller: Identity, served: AppVersion, before: AppVersion | None, rollout: Rollout) -> None:
         """Watch the rollout; roll back if one of its functions cannot be loaded."""
@@ -392,7 +407,7 @@ class Deployments:
         said = [f"{name}: {info.type}: {info.message}" for name, info in errors.items()]
         why = "; ".join(said)[:500] or impossible or "its instances could not be loaded"
         traces = "".join(f"\n{info.trace.rstrip()}" for info in errors.values() if info.trace)[:MAX_TRACE_CHARS]
-        traces = traces.replace(f"{Path(served.path).parent}/", "")  # names as they are in the package
+        why, traces = (text.replace(f"{Path(served.path).parent}/", "") for text in (why, traces))  # as they are in the package
         kinds = "; ".join(f"{name}: {info.type}" for name, info in errors.items()) or why
         async with self._lock:
             if self.active.apps.get(served.app) is served:
