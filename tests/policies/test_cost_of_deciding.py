@@ -15,6 +15,7 @@ from lamina.policies import frontier, new_controller
 from lamina.policies.frontier import autoscaler, candidate_slots, load_shedding
 from lamina.policies.frontier.config_table import ConfigTable
 from lamina.policies.frontier.load_shedding import LoadShedder
+from lamina.predict.online import OnlinePredictor
 from lamina.predict.profile import Point, Profile
 from lamina.predict.profile_table import ProfileTable
 from lamina.types import Call, DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits, Slo, call_for
@@ -45,7 +46,7 @@ def fleet(functions: int, devices: int, copies: int) -> Controller:
     names = [f"f{number}" for number in range(functions)]
     points = [Point(batch=1, units=1, p50_us=1_000), Point(batch=8, units=1, p50_us=2_000)]
     table = ProfileTable([Profile(function=name, device="g", points=points) for name in names])
-    controller = new_controller(frontier.Policy(), table)
+    controller = new_controller(frontier.Policy(), OnlinePredictor(table))
     limits, scale = SliceLimits(batches_per_instance=0), ScaleSpec(min=copies, max=copies)
     specs = tuple(FunctionSpec(name=name, gpu="must", share=1 / 16, max_batch=8, slo=SLO, scale=scale) for name in names)
     gpus = [DeviceSpec(id=f"g{number}", kind="g", units=16, memory_mib=10**6, limits=limits) for number in range(devices)]
@@ -138,10 +139,19 @@ def test_a_call_compares_a_few_devices_of_a_function_that_is_on_many(monkeypatch
 
 
 def test_the_first_call_of_a_loaded_function_finds_its_table_ready(monkeypatch: pytest.MonkeyPatch):
-    controller = fleet(3, 1, 1)
+    """Also of one of many, whose times are known only since it was loaded: the next scan is a second away."""
+    controller = fleet(200, 2, 1)
+    spec = FunctionSpec(name="new", gpu="must", share=1 / 16, max_batch=8, slo=SLO, scale=ScaleSpec(min=1, max=1))
+    actions = controller.handle(2_000_000, Deployed(functions=(spec,)))
+    now_us = 2_000_000
+    while not (loads := [action for action in actions if isinstance(action, Load)]):
+        now_us += 1_000
+        actions = controller.handle(now_us, Tick())
     built = counted(monkeypatch, ConfigTable, "__post_init__")
-    controller.handle(2_000_000, CallArrived(call_for("c", "f1", 2_000_000, SLO)))
-    assert not built
+    controller.handle(now_us + 500, InstanceReady(loads[0].instance, probes=((1, 1, 3_000), (8, 1, 9_000))))
+    assert [table.function.name for table in built if isinstance(table, ConfigTable)] == ["new"]
+    controller.handle(now_us + 600, CallArrived(call_for("c", "new", now_us + 600, SLO)))
+    assert len(built) == 1
 
 
 def test_demand_of_many_streams_is_added_up_in_parts_and_to_the_same_shares():
