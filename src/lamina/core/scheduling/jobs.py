@@ -7,6 +7,7 @@ the workflow engine, which queues the next ones when some have ended. Scheduling
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
@@ -17,7 +18,7 @@ from lamina.types import Call, Slo
 if TYPE_CHECKING:
     from lamina.core.scheduling.state import Batch
 
-NONE_EXPECTED: Mapping[str, float] = {}
+NONE_EXPECTED: Mapping[str, float] = MappingProxyType({})
 
 
 class RunDefects(Exception):
@@ -132,33 +133,24 @@ def start(jobs: list[Job], batch_id: int) -> None:
         job.batch_id = batch_id
 
 
-class ActiveCall:
-    """A call in flight: its open jobs, and what those that have ended took and cost.
+class ActiveCall(Struct, eq=False):
+    """A call in flight: its open jobs, and what those that have ended took and cost."""
 
-    Written out rather than generated: one is made for every call.
-    """
-
-    __slots__ = (
-        "batch", "call", "cold_us", "cost", "estimated_us", "expected_jobs", "flow", "is_workflow", "jobs", "last_device",
-        "owner", "queue_us", "retries", "slice", "state",
-    )  # fmt: skip
-
-    def __init__(self, call: Call, flow: Target, owner: JobOwner, estimated_us: int = 0) -> None:
-        self.call = call
-        self.flow = flow
-        self.owner = owner
-        self.estimated_us = estimated_us  #: latency expected at admission; 0: no estimate
-        self.is_workflow = False  #: of several steps
-        self.expected_jobs: Mapping[str, float] = NONE_EXPECTED  #: jobs it is yet to bring, per function
-        self.state: RunState = ACTIVE
-        self.jobs: dict[int, Job] = {}  #: queued, booked, running or parked
-        self.queue_us = 0
-        self.batch = 0
-        self.slice = ""
-        self.cost = 0.0
-        self.cold_us = 0
-        self.last_device = ""  #: of the step that ended last: where the next one finds its input
-        self.retries = 0
+    call: Call
+    flow: Target
+    owner: JobOwner
+    estimated_us: int = 0  #: latency expected at admission; 0: no estimate
+    is_workflow: bool = False  #: of several steps
+    expected_jobs: Mapping[str, float] = NONE_EXPECTED  #: jobs it is yet to bring, per function
+    state: RunState = ACTIVE
+    jobs: dict[int, Job] = {}  #: queued, booked, running or parked
+    queue_us: int = 0
+    batch: int = 0
+    slice: str = ""
+    cost: float = 0.0
+    cold_us: int = 0
+    last_device: str = ""  #: of the step that ended last: where the next one finds its input
+    retries: int = 0
 
     @property
     def is_ended(self) -> bool:

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from lamina.core.lifecycle import NodeState, RunState
-from lamina.core.scheduling.jobs import ActiveCall, Job, JobOwner
+from lamina.core.scheduling.jobs import ActiveCall, Job
 from lamina.core.workflow.error_policy import Fault
 from lamina.core.workflow.flow import Each, Flow, Node, Parallel, Pass, Succeed
 from lamina.core.workflow.journal_entry import NodeExecutionKey
-from lamina.types import Call
 
 ROOT = 0
 
@@ -146,29 +145,23 @@ DataKey = tuple[int, str, int]
 class WorkflowRun(ActiveCall):
     """State of a run: its scopes, the executions in them, and data they wait for."""
 
-    __slots__ = (
-        "completed_fan_outs", "durable", "executions", "has_cancelled_scopes", "is_complete", "next_execution",
-        "next_scope", "pending_data", "replay_jobs", "replayed_us", "scopes",
-    )  # fmt: skip
-
     flow: Flow
-    expected_jobs: dict[str, float]
+    expected_jobs: dict[str, float] = {}
+    durable: bool = False  #: what moves it on is journaled first; a function has nothing to remember but its end
+    replay_jobs: dict[NodeExecutionKey, list[Job]] = {}  #: while its journal is replayed: jobs not yet begun
+    replayed_us: int = 0  #: when what is being replayed happened first
+    scopes: dict[int, Scope] = {}
+    next_scope: int = ROOT + 1  #: the items of an Each get consecutive numbers from here
+    pending_data: dict[DataKey, int] = {}  #: asked so often, not yet answered
+    executions: dict[int, NodeExecution] = {}
+    next_execution: int = 1
+    completed_fan_outs: list[int] = []  #: executions whose fan-out has ended, to be moved on
+    has_cancelled_scopes: bool = False  #: what was pending in them must be dropped
+    is_complete: bool = False  #: its root scope has ended well
 
-    def __init__(self, call: Call, flow: Flow, owner: JobOwner, estimated_us: int = 0) -> None:
-        super().__init__(call, flow, owner, estimated_us)
-        self.is_workflow = flow.sole_task is None
-        self.durable = call.durable and self.is_workflow  #: a function has nothing to remember but its end
-        self.replay_jobs: dict[NodeExecutionKey, list[Job]] = {}  #: while its journal is replayed: jobs not yet begun
-        self.replayed_us = 0  #: when what is being replayed happened first
-        self.scopes: dict[int, Scope] = {}
-        self.next_scope = ROOT + 1  #: the items of an Each get consecutive numbers from here
-        self.pending_data: dict[DataKey, int] = {}  #: asked so often, not yet answered
-        self.executions: dict[int, NodeExecution] = {}
-        self.next_execution = 1
-        self.completed_fan_outs: list[int] = []  #: executions whose fan-out has ended, to be moved on
-        self.has_cancelled_scopes = False  #: what was pending in them must be dropped
-        self.is_complete = False  #: its root scope has ended well
-        self.expected_jobs = {}
+    def __post_init__(self) -> None:
+        self.is_workflow = self.flow.sole_task is None
+        self.durable = self.call.durable and self.is_workflow
 
     def begin(self) -> Ready:
         ready: Ready = []
