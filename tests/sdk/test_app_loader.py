@@ -93,6 +93,15 @@ def test_an_error_of_the_file_comes_with_the_users_frames_only(tmp_path: Path):
     assert [line.split(", in ")[1].strip() for line in told.splitlines() if ", in " in line] == ["<module>", "broken"]
 
 
+@pytest.mark.parametrize("text", ["1 / 0\n", "def (:\n"])
+def test_a_file_that_cannot_be_imported_is_named_as_in_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str):
+    name = Path(written(tmp_path, text)).name
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LoadFailed, match=f"^{name} cannot be imported") as caught:
+        load_app(name)
+    assert str(tmp_path) not in caught.value.message
+
+
 def test_a_syntax_error_names_its_line(tmp_path: Path):
     with pytest.raises(LoadFailed, match="SyntaxError") as caught:
         load_app(written(tmp_path, "x = 1\ndef (:\n"))

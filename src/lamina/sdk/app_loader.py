@@ -118,7 +118,8 @@ def _import_error(where: str, error: BaseException) -> LaminaError:
     if isinstance(error, TypeError) and (unknown := _unknown_option(error)) is not None:
         return unknown
     hint = f"install {error.name!r}" if isinstance(error, ModuleNotFoundError) else ""
-    return LoadFailed(f"{where} cannot be imported: {message_of(error)}", hint=hint)
+    said = f"{where} cannot be imported: {message_of(error)}"
+    return LoadFailed(said.replace(f"{os.getcwd()}{os.sep}", ""), hint=hint)  # as the user has named it
 
 
 def _unknown_option(error: TypeError) -> BadValue | None:

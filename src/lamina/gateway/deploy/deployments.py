@@ -303,7 +303,9 @@ class Deployments:
 
     def _load_error_of(self, function: str) -> str:
         error = self._load_errors.get(function)
-        return f"{function}: {error.type}: {error.message}"[:500] if error is not None else ""
+        if error is None:
+            return ""
+        return f"{function}: {error.type}: {error.message}".replace(f"{self._folder}{os.sep}", "")[:500]  # APP/VERSION/FILE
 
     # --------------------------------------------------------------------- reads
 

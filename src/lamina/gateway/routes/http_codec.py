@@ -180,6 +180,7 @@ FormField = str | bytes | msgspec.Raw
 """A field of a form: text, the content of a file, or JSON where its part says so."""
 
 _LAX = {"integer": int, "number": float, "boolean": bool, "null": type(None)}
+_WORDS = {"number": "a number", "integer": "a whole number", "boolean": "true or false"}
 
 
 def form_values(params: tuple[Param, ...], fields: dict[str, list[FormField]]) -> dict[str, Any]:
@@ -217,8 +218,8 @@ def _field_value(name: str, schema: dict[str, Any], field: FormField) -> Any:
     try:
         return msgspec.convert(field, reduce(or_, wanted), strict=False)
     except msgspec.ValidationError:
-        words = " or ".join(kind for kind in _LAX if kind in kinds)
-        raise BadValue(f"{name}: {field[:80]!r} is not {words}", hint=f"send {words} in this field") from None
+        words = " or ".join(_WORDS[kind] for kind in _WORDS if kind in kinds)
+        raise BadValue(f"{name}: must be {words}, not {field[:80]!r}", hint=f"send {words} in this field") from None
 
 
 def parse_multipart(options: bytes, body: bytes) -> dict[str, list[FormField]]:
