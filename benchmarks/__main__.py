@@ -10,7 +10,10 @@ from pathlib import Path
 from benchmarks.report import Report
 
 ALL = ("simulator", "controller", "planner", "echo", "batching", "startup")
-LONG = ("overload", "host_overload", "chaos", "handover", "ingress", "crash", "workflows", "oip", "hostile", "cluster")
+LONG = (
+    *("overload", "host_overload", "host_tenants", "chaos", "handover", "ingress", "crash", "workflows", "oip", "hostile"),
+    "cluster",
+)
 
 
 def main() -> None:
