@@ -241,6 +241,46 @@ def test_after_five_loads_that_died_the_calls_that_wait_are_failed(script: Scrip
     assert {script.ending("c1"), script.ending("c2")} == {"load-failed"}
 
 
+def test_a_load_that_fails_by_itself_is_tried_once_more_and_then_its_callers_are_told(script: Script):
+    """A download may fail and a memory peak pass; a constructor that raises twice will do so again."""
+    script.given(a_function(), warm=False)
+    script.at(0).arrives("c1", "c2")
+    script.at(2 * S).loses("f-1", "load-failed")
+    assert script.ending("c1") == "open" and [at_us for at_us, _ in script.all(Load)] == [0, 2 * S]
+    script.at(4 * S).loses("f-2", "load-failed")
+    assert {script.ending("c1"), script.ending("c2")} == {"load-failed"}
+
+
+def test_one_whose_time_is_over_before_another_load_could_end_is_told_at_once(script: Script):
+    script.given(a_function(), warm=False)
+    script.at(0).arrives("short", within_us=3 * S)
+    script.arrives("long", within_us=60 * S)
+    script.at(2 * S).loses("f-1", "load-failed")
+    assert (script.ending("short"), script.ending("long")) == ("load-failed", "open")
+
+
+def test_while_no_load_is_due_of_one_that_keeps_failing_callers_are_told_on_arrival(script: Script):
+    script.given(a_function(), warm=False)
+    script.at(0).arrives("c1")
+    script.loses("f-1", "load-failed")
+    script.at(1 * S).loses("f-2", "load-failed")
+    script.arrives("c2")
+    assert script.ending("c2") == "load-failed"
+    script.at(2 * S).arrives("c3")  # the next one is due
+    assert script.ending("c3") == "open" and len(script.all(Load)) == 3
+    script.ready("f-3")
+    script.finishes()
+    assert script.ending("c3") == "reply"
+
+
+def test_a_worker_that_is_killed_while_it_loads_is_no_failure_of_the_function(script: Script):
+    script.given(a_function(), warm=False)
+    script.at(0).arrives("c1")
+    for number in (1, 2, 3):
+        script.at(number * S).loses(f"f-{number}", "worker-lost")
+    assert script.ending("c1") == "open"
+
+
 def test_a_function_that_could_not_be_loaded_gets_another_chance_later(script: Script):
     script.given(a_function(), warm=False)
     script.at(0).arrives("c1")

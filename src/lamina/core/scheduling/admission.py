@@ -86,7 +86,11 @@ class Admission:
         if task is not None:
             run = ActiveCall(call, flow, self._calls, estimated_us)
             self._calls.open_call(run)
-            self._calls.queue_job(run, task)
+            job = self._calls.queue_job(run, task)
+            function = self._state.functions[task.function]
+            if function.failed_loads and function.fails_to_load(now_us):
+                self._calls.drop_job(run, job)
+                self._calls.on_job_failed(run, job, "load-failed")
         else:
             self._workflows.start_run(call, estimated_us)
 

@@ -5,6 +5,10 @@
   begun, or ran beside others, is not blamed.
 - A function whose loads keep dying is loaded less and less often; after a few in a row its callers are told. Other machines are
   tried before one where it failed: a full disk or a broken driver is that machine's failure.
+- A load that fails by what the function itself does (`load-failed`: its constructor raised, its process ended) is tried once more
+  at once, because a download or a memory peak passes. A second failure in a row is no accident: its callers are told then, and
+  those that come before the next try is due are told on arrival. A caller whose time is over before that try could end is told
+  after the first. A worker that was killed, a lost device and other machines are no failures of the function, and are waited for.
 - A hung batch or load has its instance killed, which is then lost like any other.
 - A job that has read state which was changed before its end runs again, without those that were in its batch.
 """
@@ -20,7 +24,7 @@ from lamina.core.scheduling.calls import CallRegistry
 from lamina.core.scheduling.cluster import Cluster
 from lamina.core.scheduling.jobs import Job
 from lamina.core.scheduling.queues import DispatchQueue
-from lamina.core.scheduling.state import Batch, ControllerState, FunctionState, Instance
+from lamina.core.scheduling.state import REPEATED, Batch, ControllerState, FunctionState, Instance
 
 BACKOFF_US = (0, 100_000, 200_000, 400_000, 800_000, 1_600_000, 3_200_000, 6_400_000, 12_800_000, 30_000_000)
 
@@ -74,13 +78,22 @@ class Failures:
         self.remove_lost([instance], "device-failed" if is_machines_failure else event.reason)
         if is_machines_failure:
             self._rolling_update.resume(function)
-        if lost_loading and function.consecutive_crashes >= MAX_CRASHES and not function.instances:
-            for job in function.queue.jobs():
-                if job.id in job.run.jobs:
-                    self._calls.drop_job(job.run, job)
-                    job.run.owner.on_job_failed(job.run, job, "load-failed")
-        elif len(function.queue) or function.spec.scale.min:
+        if lost_loading and event.reason == "load-failed" and not instance.killed and not is_machines_failure:
+            function.on_load_failed()
+        if lost_loading and not function.instances:
+            self._fail_waiting(function, self._view.now_us - instance.created_us)
+        if len(function.queue) or function.spec.scale.min:
             self._dispatch_queue.needs_instance(function.spec.name)
+
+    def _fail_waiting(self, function: FunctionState, load_us: int) -> None:
+        """Tell callers that the function cannot be loaded: all of them if that is known, else those whose time is over before
+        one more load could end."""
+        is_known = function.consecutive_crashes >= MAX_CRASHES or function.failed_loads >= REPEATED
+        retried_us = function.load_not_before_us + load_us if function.failed_loads else 0
+        for job in function.queue.jobs():
+            if job.id in job.run.jobs and (is_known or job.expires_us < retried_us):
+                self._calls.drop_job(job.run, job)
+                job.run.owner.on_job_failed(job.run, job, "load-failed")
 
     def _avoid_machine(self, function: FunctionState, instance: Instance) -> bool:
         devices = self._state.devices

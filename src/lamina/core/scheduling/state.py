@@ -218,6 +218,10 @@ class ArrivalStats:
         self.resubmit_until_us = now_us + resubmit_window_us(device_us, direct)
 
 
+REPEATED = 2
+"""Failed loads in a row that are no accident."""
+
+
 @dataclass(slots=True)
 class FunctionState:
     """A deployed function: its queue, instances, and what has been learnt about it."""
@@ -230,6 +234,7 @@ class FunctionState:
     bucket: TokenBucket | None = None
     owed: TokenBucket | None = None  #: device time it is to have when it asks for it (`Quota(request=)`)
     consecutive_crashes: int = 0  #: a finished batch ends the row
+    failed_loads: int = 0  #: in a row, by the function's own failure; a finished batch ends that row too
     load_not_before_us: int = 0  #: it crashed too often
     avoided: dict[str, int] = field(default_factory=dict)  #: nodes where a load failed, and until when others are preferred
     loads_started: int = 0  #: for instance names
@@ -279,7 +284,7 @@ class FunctionState:
             del self.instances_by_device[instance.device]
 
     def on_batch_finished(self, now_us: int, size: int, device_us: int, direct: bool) -> None:
-        self.consecutive_crashes = self.rejections = 0
+        self.consecutive_crashes = self.failed_loads = self.rejections = 0
         if self.jobs_in_quarantine:
             self.release_quarantine(size)
         self.arrivals.on_batch_ended(now_us, size, device_us, direct)
@@ -297,6 +302,13 @@ class FunctionState:
         self.consecutive_crashes += 1
         self.load_not_before_us = now_us + backoff_us[min(self.consecutive_crashes, len(backoff_us)) - 1]
 
+    def on_load_failed(self) -> None:
+        self.failed_loads += 1
+
+    def fails_to_load(self, now_us: int) -> bool:
+        """Whether its loads are known to fail, and none is under way or due."""
+        return self.failed_loads >= REPEATED and now_us < self.load_not_before_us and not self.instances
+
     def avoid(self, node: str, until_us: int, others: Set[str]) -> bool:
         """A load failed on a machine: `others` are to be tried first, as long as there is one that has not been. False: there is
         none, so it is the function's own failure."""
@@ -313,7 +325,7 @@ class FunctionState:
 
     def forgive(self) -> None:
         """A second chance, if it kept crashing."""
-        self.consecutive_crashes = self.load_not_before_us = 0
+        self.consecutive_crashes = self.failed_loads = self.load_not_before_us = 0
         self.avoided.clear()
 
     def quarantine(self, jobs: int) -> None:
