@@ -152,7 +152,7 @@ GRPC: dict[str, Callable[[], bytes]] = {
 
 def _sent(port: int, attack: Attack, body: bytes, seconds: float) -> list[int]:
     method, path, _, headers = attack
-    statuses = []
+    statuses: list[int] = []
     until_s = time.monotonic() + seconds
     while not statuses or time.monotonic() < until_s:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
@@ -168,7 +168,7 @@ def _called(port: int, message: bytes, seconds: float) -> list[int]:
     import grpc  # type: ignore[import-untyped]
 
     options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-    found = []
+    found: list[int] = []
     with grpc.insecure_channel(f"127.0.0.1:{port}", options) as channel:
         call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         until_s = time.monotonic() + seconds

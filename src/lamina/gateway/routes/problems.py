@@ -290,6 +290,7 @@ def answered(exchange: Exchange, done: Callable[[T], None]) -> Callable[[T], Non
             done(found)
         except LaminaError as error:
             respond_problem(exchange, error_problem(error))
+            error.__traceback__ = None  # of an error that was found: its frames hold it, and a body, until the collector comes
         except Exception as error:
             respond_problem(exchange, defect_problem("an answer could not be made", error))
 
