@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from lamina.errors import LaminaError
+from lamina.gateway.oip import rest_infer
+from lamina.gateway.routes import problems
 from lamina.gateway.routes.codec_pool import MAX_WAITING, CodecPool
-from lamina.gateway.routes.problems import answered
 
 
 class Body(bytearray):
@@ -36,7 +38,8 @@ def no_collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_c1_a_body_that_codecs_have_no_room_for_is_given_back_at_once():
+@pytest.mark.parametrize("answered", [problems.answered, rest_infer._answered], ids=["calls", "inference"])
+def test_c1_a_body_that_codecs_have_no_room_for_is_given_back_at_once(answered: Any):
     def then(found: dict[str, bytes] | LaminaError) -> None:
         if isinstance(found, LaminaError):
             raise found

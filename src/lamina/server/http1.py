@@ -367,9 +367,9 @@ class HttpConnection(asyncio.Protocol):
         """Charge the body to its tenant, if its head has passed."""
         if self._is_closed or self._is_failing:
             return None
+        if isinstance(found, LaminaError):  # raised, it would be held by its own frames, with the connection
+            return found.status, found.message, found.hint
         try:
-            if isinstance(found, LaminaError):
-                raise found
             self._body_charge = self.server.budget.charge("bodies", self._parser.expected_bytes, self.address, found)
         except LaminaError as error:
             return error.status, error.message, error.hint

@@ -102,9 +102,10 @@ class OpenInferenceRoutes:
         exchange: Exchange,
         found: bytes | LaminaError,
     ) -> None:
+        if isinstance(found, LaminaError):  # raised, it would be held by its own frames, with the body
+            respond_error(exchange, error_problem(found))
+            return
         try:
-            if isinstance(found, LaminaError):
-                raise found
             whole = HttpRequest(request.method, request.path, request.query, request.headers, found, request.keep_alive)
             route.handler(whole, exchange, grant, *route.params)
         except LaminaError as error:

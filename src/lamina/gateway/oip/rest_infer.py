@@ -81,9 +81,10 @@ def _answered(exchange: Exchange, work: Callable[[Any], None]) -> Callable[[Any]
     """A callback that ends in an answer whatever it is given or raises."""
 
     def call(found: Any) -> None:
+        if isinstance(found, LaminaError):  # raised, it would be held by its own frames, with the body
+            respond_error(exchange, error_problem(found))
+            return
         try:
-            if isinstance(found, LaminaError):
-                raise found
             work(found)
         except LaminaError as error:
             respond_error(exchange, error_problem(error))
