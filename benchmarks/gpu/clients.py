@@ -98,12 +98,15 @@ def processes(bench: Bench, count: int, environment: dict[str, str], is_mps: boo
         ready = [process.stdout.readline() for process in running]  # type: ignore[union-attr]
         started_s, used = time.perf_counter() - begin_s, device_mib() - idle_mib
         host = sum(sum(host_mib(process.pid).values()) for process in running)
-        for process in running:
+        able = [
+            process for process, line in zip(running, ready, strict=True) if line == "ready\n"
+        ]  # the device had no room for others
+        for process in able:
             process.stdin.write("go\n")  # type: ignore[union-attr]
             process.stdin.flush()  # type: ignore[union-attr]
-        found = [json.loads(process.communicate(timeout=40)[0] or "[]") for process in running]
+        found = [json.loads(process.communicate(timeout=40)[0] or "[]") for process in able]
         label = f"{count} processes, one per client{' under MPS' if is_mps else ''}"
-        more = {"host_mib": host, "started_s": round(started_s, 1), "ready": sum(line == "ready\n" for line in ready)}
+        more = {"host_mib": host, "started_s": round(started_s, 1), "ready": len(able)}
         tell(bench, label, found, SECONDS, used / count, **more)
     finally:
         for process in running:
