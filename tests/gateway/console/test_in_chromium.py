@@ -541,6 +541,25 @@ def test_a_fuzzed_feed_does_not_freeze_it(chromium: Browser, busy: dict[str, Any
     console.close()
 
 
+LATE_FRAMES = """
+const soon = window.setTimeout;
+window.requestAnimationFrame = (draw) => soon(draw, 1000);
+window.setTimeout = (work, ms = 0, ...given) => soon(work, ms < 200 ? 1000 : ms, ...given);
+"""
+
+
+def test_a_page_that_is_drawn_late_asks_for_a_token_as_well(chromium: Browser, tmp_path: Path) -> None:
+    """The server refuses the feed before the page has drawn its first frame."""
+    from tests.gateway.console.token_server import token_server
+
+    with token_server(tmp_path) as (told, _):
+        console = Console(chromium, told)
+        console.page.add_init_script(LATE_FRAMES)
+        console.open("functions")
+        console.says("This server asks for a token.", limit_s=10)
+        console.close()
+
+
 def test_a_server_that_asks_for_a_token_gets_one_from_a_form(chromium: Browser, tmp_path: Path) -> None:
     from tests.gateway.console.token_server import token_server
 

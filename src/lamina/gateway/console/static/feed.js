@@ -1,6 +1,5 @@
 // The event feed: batches as they start and end, and a pulse once a second. Read with fetch, for the token is a header.
-import { request, failure, session, onSession, shade, visible } from './lib.js';
-import { useState, useEffect } from './vendor/preact.js';
+import { request, failure, session, onSession, useChanges, shade, visible } from './lib.js';
 
 const KEPT_US = 62e6, KEPT = 120000, HISTORY = 600, WATCHED = 60, HIDDEN_MS = 30000;
 
@@ -11,8 +10,7 @@ export const onEnded = (watch) => { ended.add(watch); return () => ended.delete(
 function tell() { for (const watch of watchers) watch(); }
 
 export function useLive() {
-  const [, turn] = useState(0);
-  useEffect(() => { const watch = () => turn((n) => n + 1); watchers.add(watch); return () => watchers.delete(watch); }, []);
+  useChanges(watchers);
   return live;
 }
 

@@ -1,5 +1,5 @@
 // What all views share: requests, the token, the address, formats and small parts. The token is kept here and nowhere else.
-import { html, useState, useEffect, useRef } from './vendor/preact.js';
+import { html, useState, useEffect, useLayoutEffect, useRef } from './vendor/preact.js';
 
 export { html };
 export const BASE = '/console';
@@ -89,17 +89,22 @@ addEventListener('click', (event) => {
   go(link.getAttribute('href').slice(BASE.length));
 });
 export function usePlace() {
-  const [, turn] = useState(0);
-  useEffect(() => { const visit = () => turn((n) => n + 1); visitors.add(visit); return () => visitors.delete(visit); }, []);
+  useChanges(visitors);
   return place();
 }
 export const to = (...parts) => BASE + '/' + parts.map(encodeURIComponent).join('/');
 
 // --------------------------------------------------------------------------------------- hooks
 
-export function useSession() {
+/** Draws the component again whenever the listeners are called. They include it before anything else can happen: other effects run
+    after the next frame, and an answer that comes earlier would change what the component has drawn and not tell it. */
+export function useChanges(listeners) {
   const [, turn] = useState(0);
-  useEffect(() => onSession(() => turn((n) => n + 1)), []);
+  useLayoutEffect(() => { const listener = () => turn((n) => n + 1); listeners.add(listener); return () => listeners.delete(listener); }, []);
+}
+
+export function useSession() {
+  useChanges(listeners);
   return session;
 }
 
