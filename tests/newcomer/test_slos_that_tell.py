@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 import lamina
 from lamina import cli
 from lamina.core.actions import Reject
+from lamina.core.workflow.flow import competing_flow
 from lamina.errors import Refused
 from lamina.gateway.observability.logs import RefusalLog
 from lamina.gateway.routes.problems import rejection_problem
@@ -45,6 +46,14 @@ def nap(x: float) -> float:
 def examples():
     return {{"nap": [1.0]}}
 """
+WORKFLOW = (
+    APP
+    + """
+@app.workflow(slo="{workflow_slo}")
+def twice(x: float) -> float:
+    return nap(nap(x))
+"""
+)
 
 
 @given(st.integers(0, 10**6), st.lists(st.tuples(st.integers(1, 8), st.integers(1, 10**6)), max_size=4))
@@ -62,9 +71,52 @@ def test_late_answers_that_are_worth_something_make_no_shortfall() -> None:
     assert slo_shortfalls([spec], [("f", 1, 1000.0)]) == []
 
 
+@given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(1, 10**6))
+def test_a_workflow_is_told_of_where_its_longest_path_is_over_its_slo(slo_us: int, a_us: int, b_us: int) -> None:
+    app = lamina.App("steps")
+
+    @app.function()
+    def a(x: float) -> float:
+        return x
+
+    @app.function()
+    def b(x: float) -> float:
+        return x
+
+    @app.workflow(slo=f"{slo_us}us")
+    def chain(x: float) -> float:
+        return a(b(x))
+
+    @app.workflow(slo=f"{slo_us}us")
+    def fork(x: float) -> list[float]:
+        return [a(x), b(x)]
+
+    flows = app.deployed().flows
+    found = {one.target: one for one in slo_shortfalls([], [("a", 1, float(a_us)), ("b", 1, float(b_us))], flows)}
+    for name, takes_us in (("chain", a_us + b_us), ("fork", max(a_us, b_us))):
+        assert (name in found) == (takes_us > slo_us)
+        if name in found:
+            assert found[name].takes_us == takes_us and found[name].is_impossible == (takes_us >= IMPOSSIBLE * slo_us)
+
+
+def test_a_function_with_competing_bodies_is_as_fast_as_the_fastest() -> None:
+    flow = competing_flow("f", ["slow", "fast"], Slo(latency_us=10))
+    assert slo_shortfalls([], [("slow", 1, 900.0), ("fast", 1, 5.0)], [flow]) == []
+
+
 @pytest.mark.live
-def test_an_impossible_slo_is_refused_at_the_start_with_the_measured_time(tmp_path: Path) -> None:
-    (tmp_path / "app.py").write_text(APP.format(slo="2ms", takes=0.05))
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (APP.format(slo="2ms", takes=0.05), r"nap: SLO 2ms, and one request takes ([\d.]+)ms"),
+        (
+            WORKFLOW.format(slo="10s", takes=0.03, workflow_slo="20ms"),
+            r"twice: SLO 20ms, and its longest path takes ([\d.]+)ms on idle devices",
+        ),
+    ],
+)
+def test_an_impossible_slo_is_refused_at_the_start_with_the_measured_time(source: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(source)
     words = ["serve", "app.py", "--port", "0", "--store", "none"]
     done = subprocess.run(
         [sys.executable, "-m", "lamina", *words],
@@ -74,12 +126,19 @@ def test_an_impossible_slo_is_refused_at_the_start_with_the_measured_time(tmp_pa
         text=True,
     )
     assert done.returncode == 2
-    measured = re.search(r"nap: SLO 2ms, and one request takes ([\d.]+)ms", done.stderr)
+    measured = re.search(told, done.stderr)
     assert measured and float(measured[1]) >= 50 and "--slo-check warn" in done.stderr
 
 
 @pytest.mark.live
-def test_a_deployment_with_an_impossible_slo_is_taken_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (APP.format(slo="1ms", takes=0.05), ("SLO 1ms", "one request takes 5")),
+        (WORKFLOW.format(slo="10s", takes=0.03, workflow_slo="20ms"), ("twice: SLO 20ms", "its longest path takes 6")),
+    ],
+)
+def test_a_deployment_with_an_impossible_slo_is_taken_back(source: str, told: tuple[str, ...], tmp_path: Path) -> None:
     app = tmp_path / "app.py"
     app.write_text(APP.format(slo="10s", takes=0.0))
 
@@ -87,13 +146,13 @@ def test_a_deployment_with_an_impossible_slo_is_taken_back(tmp_path: Path) -> No
         async with managed(app, tmp_path / "kept", probe=True) as server:
             while (await server.call("/readyz", method="GET")).status != 200:
                 await asyncio.sleep(0.02)
-            await server.deploy("slow", APP.format(slo="1ms", takes=0.05))
+            await server.deploy("slow", source)
             while not (about := (await server.ask("GET", "/v1/apps")).json[0])["failed"]:
                 await asyncio.sleep(0.02)
             return about["failed"], about["version"]
 
     failed, version = run(work)
-    assert version == 0 and "SLO 1ms" in failed and "one request takes 5" in failed
+    assert version == 0 and all(words in failed for words in told)
 
 
 def test_the_offer_is_in_the_text_of_the_error() -> None:
@@ -189,7 +248,7 @@ def test_what_is_not_known_of_a_refused_call_is_left_out() -> None:
 
 def test_doctor_checks_an_app(tmp_path: Path) -> None:
     (tmp_path / "ill.py").write_text(
-        APP.format(slo="1ms", takes=0.02)
+        WORKFLOW.format(slo="1ms", takes=0.02, workflow_slo="5ms")
         + "\n\n@app.function()\nclass Model:\n    def load(self):\n        open('/no/weights')\n"
         + "    def __call__(self, x):\n        return x\n\n\n@app.function()\ndef fine(x):\n    return x\n"
     )
@@ -197,5 +256,6 @@ def test_doctor_checks_an_app(tmp_path: Path) -> None:
     assert result.return_value == 1
     lines = {line.split()[1]: line for line in result.output.splitlines()}
     assert lines["nap"].startswith("FAIL") and "one request takes 2" in lines["nap"]
+    assert lines["twice"].startswith("FAIL") and "its longest path takes 4" in lines["twice"]
     assert lines["model"].startswith("FAIL") and "/no/weights" in lines["model"]
     assert lines["fine"].startswith("ok") and "not timed" in lines["fine"]

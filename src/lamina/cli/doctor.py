@@ -118,6 +118,7 @@ def _app(file: str) -> list[dict[str, Any]]:
     checks = [_check("app", True, f"{app.name}: {len(app.functions)} functions, {len(app.workflows)} workflows")]
     samples = samples_of(app, file)
     devices = [cpu_device()]
+    measured: list[tuple[str, int, float]] = []
     for name, function in app.functions.items():
         if function.spec.gpu == "must":
             checks.append(_check(name, True, "needs a GPU: not loaded here"))
@@ -129,7 +130,8 @@ def _app(file: str) -> list[dict[str, Any]]:
         except LaminaError as error:
             checks.append(_check(name, False, str(error.message), error.hint or "see the error above", needed=True))
             continue
-        found = slo_shortfalls([function.spec], [(name, function.spec.cores, takes_us)])
+        measured.append((name, function.spec.cores, takes_us))
+        found = slo_shortfalls([function.spec], measured)
         if found:
             checks.append(_check(name, False, str(found[0]), found[0].hint, needed=found[0].is_impossible))
         elif takes_us:
@@ -137,7 +139,8 @@ def _app(file: str) -> list[dict[str, Any]]:
             checks.append(_check(name, True, f"loads; one request takes {show_us(takes_us)}{goal}"))
         else:
             checks.append(_check(name, True, "loads; not timed: the file has no examples() for it"))
-    return checks
+    late = slo_shortfalls([], measured, [workflow.flow for workflow in app.workflows.values()])
+    return checks + [_check(one.target, False, str(one), one.hint, needed=one.is_impossible) for one in late]
 
 
 def _first_times(function: Function[..., Any], samples: list[dict[str, Any]]) -> float:

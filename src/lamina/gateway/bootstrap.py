@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -144,7 +144,7 @@ class Gateway:
         # what sees the calls
         self.billing = Billing(store, time.time)
         self.metrics = self._observe(observers, has_tenants=access is not None)
-        self._refusal_log = RefusalLog(self.metrics, lambda target: self.slo_shortfalls([target]))
+        self._refusal_log = RefusalLog(self.metrics, self.slo_shortfalls)
         # what is served, durable runs, and the role among the servers on the store
         self.targets = TargetRegistry(call_targets(self.app), self.metrics.outcomes)
         if access is not None:
@@ -307,13 +307,14 @@ class Gateway:
     def role(self) -> str:
         return "standby" if self.process.is_standby else "leader"
 
-    def slo_shortfalls(self, functions: Iterable[str] | None = None) -> list[SloShortfall]:
-        """Functions that miss their SLO alone, by what is known of their times now."""
+    def slo_shortfalls(self, target: str = "") -> list[SloShortfall]:
+        """Functions and workflows, or the one named, that miss their SLO alone, by what is known of their times now."""
         controller = self.driver.controller
         states = controller.state.functions
-        specs = [states[name].spec for name in (states if functions is None else functions) if name in states]
-        of = specs[0].name if len(specs) == 1 else ""
-        return slo_shortfalls(specs, measured_times(controller.predictor, of))
+        names = [target] if target else list(controller.flows)
+        specs = [states[name].spec for name in names if name in states]
+        flows = [controller.flows[name] for name in names if name in controller.flows and name not in states]
+        return slo_shortfalls(specs, measured_times(controller.predictor, target if specs else ""), flows)
 
     @property
     def is_open_to_all(self) -> bool:

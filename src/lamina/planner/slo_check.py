@@ -1,8 +1,8 @@
-"""SLO check at a start and at a deployment: can a request that is alone on its device be answered within its SLO?
+"""SLO check at a start and at a deployment: can a request that is alone on its devices be answered within its SLO?
 
 If not, every call would be refused, on a server with nothing to do. What a batch of one takes is known from a profile, or from
-the first runs of an instance. Times vary and a machine may be busy, so only what takes twice its SLO is impossible; between the
-two it is a warning.
+the first runs of an instance; what a workflow takes is its longest path through such batches, which is what admission counts
+with. Times vary and a machine may be busy, so only what takes twice its SLO is impossible; between the two it is a warning.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from lamina.core.workflow.flow import Flow
 from lamina.types import FunctionSpec
 from lamina.units import show_us
 
@@ -21,34 +22,45 @@ Measured = tuple[str, int, float]
 
 
 class SloShortfall(NamedTuple):
-    """A function whose fastest time is over its SLO."""
+    """A function or workflow whose fastest time is over its SLO."""
 
-    function: str
+    target: str
     slo_us: int
     takes_us: float
-    units: int
-    is_impossible: bool
+    units: int  #: of the slice that a function is fastest on; 0: it is a workflow
 
     def __str__(self) -> str:
         alone = f"one request takes {show_us(self.takes_us)} on {self.units} unit{'s' if self.units > 1 else ''}"
+        if not self.units:
+            alone = f"its longest path takes {show_us(self.takes_us)} on idle devices"
         what = "all of its calls would be refused" if self.is_impossible else "most of its calls may be refused"
-        return f"{self.function}: SLO {show_us(self.slo_us)}, and {alone} (measured): {what}"
+        return f"{self.target}: SLO {show_us(self.slo_us)}, and {alone} (measured): {what}"
+
+    @property
+    def is_impossible(self) -> bool:
+        return self.takes_us >= IMPOSSIBLE * self.slo_us
 
     @property
     def hint(self) -> str:
         return f"slo={show_us(2 * self.takes_us)!r} leaves room for it; or SLO(..., on_miss='serve') answers late calls too"
 
 
-def slo_shortfalls(specs: Iterable[FunctionSpec], measured: Iterable[Measured]) -> list[SloShortfall]:
-    """Functions that miss their SLO alone and on their best slice. Without a time nothing is known against one."""
+def slo_shortfalls(specs: Iterable[FunctionSpec], measured: Iterable[Measured], flows: Iterable[Flow] = ()) -> list[SloShortfall]:
+    """Functions and workflows that miss their SLO alone and on their best slices. What was never timed counts as nothing."""
     best: dict[str, tuple[float, int]] = {}
     for function, units, us in measured:
         if us > 0:
             best[function] = min(best.get(function, (us, units)), (us, units))
-    found = []
-    for spec in specs:
-        takes_us, units = best.get(spec.name, (0.0, 0))
-        goal_us = spec.slo.latency_us
-        if goal_us and spec.slo.on_miss == "shed" and takes_us > goal_us:
-            found.append(SloShortfall(spec.name, goal_us, takes_us, units, takes_us >= IMPOSSIBLE * goal_us))
-    return found
+    found = [(spec.name, spec.slo, *best.get(spec.name, (0.0, 1))) for spec in specs]
+    found += [(flow.name, flow.slo, _longest_path_us(flow, best), 0) for flow in flows]
+    return [
+        SloShortfall(name, slo.latency_us, takes_us, units)
+        for name, slo, takes_us, units in found
+        if slo.latency_us and slo.on_miss == "shed" and takes_us > slo.latency_us
+    ]
+
+
+def _longest_path_us(flow: Flow, best: dict[str, tuple[float, int]]) -> float:
+    """Of a function with competing bodies: the fastest of them."""
+    ways = [flow.path_us(first, lambda function: int(best.get(function, (0.0, 0))[0])) for first in flow.start]
+    return min(ways) if flow.competing else max(ways)

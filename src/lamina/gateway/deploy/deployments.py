@@ -396,7 +396,7 @@ class Deployments:
                 await self._roll_back(caller, served, before)
             elif state != "rolling":
                 specs = served.function_specs(stage.overrides)
-                if before is not None and (impossible := rollout.impossible_slo(specs)):
+                if before is not None and (impossible := rollout.impossible_slo(specs, served.manifest.flows)):
                     await self._roll_back(caller, served, before, impossible)
                 rollout.finish(specs)
                 return

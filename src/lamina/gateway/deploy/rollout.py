@@ -16,6 +16,7 @@ import msgspec
 from lamina.core.events import Deployed
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.scheduling.state import FunctionState
+from lamina.core.workflow.flow import Flow
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.errors import LaminaError
 from lamina.planner.slo_check import slo_shortfalls
@@ -67,11 +68,11 @@ class Rollout:
             with contextlib.suppress(LaminaError):  # the policy has no place for it
                 self._loop.post(Deployed((msgspec.structs.replace(spec, scale=scale),)))
 
-    def impossible_slo(self, specs: Sequence[FunctionSpec]) -> str:
-        """What is wrong with the SLO of a function of this version, by the times of its first runs; "": nothing is known."""
+    def impossible_slo(self, specs: Sequence[FunctionSpec], flows: Sequence[Flow]) -> str:
+        """What is wrong with an SLO of this version, by the times of the first runs of its functions; "": nothing is known."""
         times = self._loop.engine.shared.probe_times
         found = [(spec.name, units, float(us)) for spec in specs for batch, units, us in times.get(spec.name, ()) if batch == 1]
-        return "; ".join(f"{one} ({one.hint})" for one in slo_shortfalls(specs, found) if one.is_impossible)
+        return "; ".join(f"{one} ({one.hint})" for one in slo_shortfalls(specs, found, flows) if one.is_impossible)
 
     def finish(self, specs: Iterable[FunctionSpec]) -> None:
         """Restore the scale of functions; `specs` are the ones that hold now."""

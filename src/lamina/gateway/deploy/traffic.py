@@ -240,7 +240,7 @@ class TrafficControl:
                     is_loading = True
                     continue
                 specs = one.version.function_specs(self._active.overrides)
-                if impossible := one.rollout.impossible_slo(specs):
+                if impossible := one.rollout.impossible_slo(specs, one.version.manifest.flows):
                     return number, impossible
                 one.rollout.finish(specs)
                 one.rollout = None

@@ -119,15 +119,15 @@ def log_rejection(problem: HttpProblem) -> None:
 
 class RefusalLog:
     """Log of refused calls: one line per target and period, with how many for which reason. Under overload refusals are most of
-    what comes, so they are counted where they happen and read here. A function whose SLO cannot be met, which a server finds out
-    at the first calls where it scales to zero, is told once.
+    what comes, so they are counted where they happen and read here. A target whose SLO cannot be met, which a server finds out at
+    the first calls where it scales to zero, is told once.
     """
 
     def __init__(self, metrics: Metrics, shortfalls: Callable[[str], list[SloShortfall]] = lambda target: []) -> None:
         self._metrics = metrics
         self._shortfalls = shortfalls
         self._seen: dict[str, dict[str, int]] = {}
-        self._told: set[tuple[str, int]] = set()  #: functions, with the SLO that cannot be met
+        self._told: set[tuple[str, int]] = set()  #: functions and workflows, with the SLO that cannot be met
 
     def poll(self) -> None:
         """Write what came since the last time."""
@@ -143,8 +143,8 @@ class RefusalLog:
             extra = {"target": target, "outcome": "refused", "reason": next(iter(sorted(fresh)))}
             requests.info("%s: refused %d calls: %s%s", target, sum(fresh.values()), counts, offer, extra=extra)
             for one in self._shortfalls(target) if "deadline" in fresh else ():
-                if (one.function, one.slo_us) not in self._told:
-                    self._told.add((one.function, one.slo_us))
+                if (one.target, one.slo_us) not in self._told:
+                    self._told.add((one.target, one.slo_us))
                     requests.warning("%s; %s", one, one.hint, extra={"target": target})
 
 
