@@ -121,6 +121,22 @@ def test_a_canary_that_fails_loses_its_traffic_and_the_rest_never_notices(app: P
 
 
 @pytest.mark.live
+def test_a_rollback_without_a_version_takes_the_calls_of_a_canary_and_then_goes_back(app: Path, tmp_path: Path) -> None:
+    async def work() -> list[Any]:
+        async with managed(app, tmp_path / "kept") as server:
+            await server.deploy("shop", source("v1"))
+            await server.deploy_beside("shop", source("v2"), 90)
+            await divided(server)
+            before = await answers(server, 10)
+            first = await server.ask("POST", "/v1/apps/shop/rollback", b"{}")
+            after = await answers(server, 10)
+            second = await server.ask("POST", "/v1/apps/shop/rollback", b"{}")
+            return [before, first.json["version"], after, second.json["version"]]
+
+    assert run(work) == [{"v1": 1, "v2": 9}, 1, {"v1": 10}, 0]
+
+
+@pytest.mark.live
 def test_a_canary_that_cannot_be_loaded_gets_no_call(app: Path, tmp_path: Path) -> None:
     broken = source("v1").replace(
         "def price(x):\n    pass", "class price:\n    def load(self):\n        1 / 0\n    def __call__(self, x):\n        pass"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lamina import policies
-from lamina.core.actions import Reject, Reply
+from lamina.core.actions import FailCall, Reject, Reply
 from lamina.gateway.observability.gauges import CacheCounters
 from lamina.gateway.observability.metrics import Metrics
 from lamina.policies import new_controller
@@ -87,3 +87,13 @@ def test_calls_beyond_a_limit_are_counted_for_their_tenant_however_they_were_ref
     metrics.on_call_ended("f", Reject("c2", "deadline"), "gallery")
     assert metrics.limited_by_tenant() == {"trial": 2}
     assert b'lamina_tenant_calls_total{outcome="refused",tenant="trial"} 2.0' in metrics.exposition()
+
+
+def test_a_call_whose_client_left_is_no_failure() -> None:
+    metrics = Metrics(new_controller(policies.build("edf"), ProfileTable([])))
+    metrics.on_call_ended("f", FailCall("c1", "cancelled"), "acme")
+    assert metrics.outcomes("f").offered == 0
+    text = metrics.exposition()
+    assert b'lamina_calls_total{outcome="cancelled",target="f"} 1.0' in text
+    assert b'lamina_calls_total{outcome="failed",target="f"} 0.0' in text
+    assert b'lamina_tenant_calls_total{outcome="cancelled",tenant="acme"} 1.0' in text

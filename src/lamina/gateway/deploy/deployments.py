@@ -184,9 +184,14 @@ class Deployments:
                 self._isolation.end(one)
 
     async def rollback(self, grant: Grant, app: str, number: int | None) -> dict[str, Any]:
-        """Back to the version that was served before and was not rolled back itself, or to the one named."""
+        """Back to the version named; without one, away from what was tried last: a canary or shadow, if there is one, else the
+        served version, for the one that was served before and was not rolled back itself."""
         async with self._lock:
             served = self.active.find_app(grant, app)
+            tried = self.traffic.divided(app)
+            if number is None and tried is not None and tried.rules.versions != [served.number]:
+                await self._set_traffic(grant.caller, served, TrafficRules(weights={served.number: 100}))
+                return self.active.summary(served)
             if number is None:
                 number = await self._previous(served)
             if number == served.number:

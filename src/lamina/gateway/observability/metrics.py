@@ -41,6 +41,9 @@ QUOTA = "quota"
 BAD_VALUE = "bad-value"
 """A step could not use what the client gave it (422): refused, and no failure of the service."""
 
+CANCELLED = "cancelled"
+"""Its client left, or took it back: no failure of the service either."""
+
 
 class CounterCell:
     """One counter of a family."""
@@ -121,7 +124,8 @@ class HistogramFamily(_Labelled[HistogramCell]):
 
 
 class CallOutcomes(NamedTuple):
-    """Calls by how they ended. Those with invalid inputs (422) are in none: a client's mistake says nothing of a version."""
+    """Calls by how they ended. Those with invalid inputs (422), and those whose client left, are in none: what a client does says
+    nothing of a version."""
 
     in_time: int = 0
     late: int = 0
@@ -154,13 +158,14 @@ class TargetCounts(NamedTuple):
 class _PerTarget:
     """Cells of one target. Looked up once: `labels()` costs more than counting."""
 
-    __slots__ = ("cost", "failed", "late", "latency", "met", "offer_us", "queue", "reasons", "refused", "replies")
+    __slots__ = ("cancelled", "cost", "failed", "late", "latency", "met", "offer_us", "queue", "reasons", "refused", "replies")
 
     def __init__(self, metrics: Metrics, target: str) -> None:
         self.met = metrics.calls.labels(target, "met")
         self.late = metrics.calls.labels(target, "late")
         self.failed = metrics.calls.labels(target, "failed")
         self.refused = metrics.calls.labels(target, "refused")
+        self.cancelled = metrics.calls.labels(target, CANCELLED)
         self.latency = metrics.latency.labels(target)
         self.cost = metrics.cost.labels(target)
         self.queue = metrics.queue.labels(target)
@@ -188,11 +193,11 @@ class _PerFunction:
 class _PerTenant:
     """Cells of one tenant."""
 
-    __slots__ = ("cost", "failed", "late", "met", "refused")
+    __slots__ = ("cancelled", "cost", "failed", "late", "met", "refused")
 
     def __init__(self, metrics: Metrics, tenant: str) -> None:
-        self.met, self.late, self.failed, self.refused = (
-            metrics.tenant_calls.labels(tenant, outcome) for outcome in ("met", "late", "failed", "refused")
+        self.met, self.late, self.failed, self.refused, self.cancelled = (
+            metrics.tenant_calls.labels(tenant, outcome) for outcome in ("met", "late", "failed", "refused", CANCELLED)
         )
         self.cost = metrics.tenant_cost.labels(tenant)
 
@@ -290,7 +295,7 @@ class Metrics:
         elif ending.error == BAD_VALUE:
             self.on_rejected(target, BAD_VALUE)
         else:
-            per.failed.value += 1
+            (per.cancelled if ending.error == CANCELLED else per.failed).value += 1
 
     def _for_tenant(self, tenant: str) -> _PerTenant:
         per = self._tenants.get(tenant)
@@ -309,8 +314,10 @@ class Metrics:
         if isinstance(ending, Reply):
             (per.late if ending.late else per.met).inc()
             per.cost.inc(ending.cost)
+        elif isinstance(ending, Reject) or ending.error == BAD_VALUE:
+            per.refused.inc()
         else:
-            (per.refused if isinstance(ending, Reject) or ending.error == BAD_VALUE else per.failed).inc()
+            (per.cancelled if ending.error == CANCELLED else per.failed).inc()
 
     def on_event(self, now_us: int, event: Event, actions: list[Action]) -> None:
         """Count batches and cold starts; everything else is counted where it ends."""
@@ -402,7 +409,7 @@ class Metrics:
 
     def totals(self) -> dict[str, float]:
         """Counts over all targets, for the status line."""
-        totals = {"met": 0.0, "late": 0.0, "failed": 0.0, "refused": 0.0}
+        totals = {"met": 0.0, "late": 0.0, "failed": 0.0, "refused": 0.0, CANCELLED: 0.0}
         for metric in self.calls.collect():
             for sample in metric.samples:
                 if sample.name.endswith("_total"):
