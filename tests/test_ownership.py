@@ -32,7 +32,7 @@ WRITERS = {
     "devices": "core/scheduling/cluster.py",
     "instances": "core/scheduling/cluster.py",
     "batches": "core/scheduling/cluster.py",
-    "runs": "core/scheduling/calls.py",
+    "runs": "core/scheduling/jobs.py",
     "waiting": "core/scheduling/queues.py",
     "deferred": "core/scheduling/queues.py",
     "backlogged": "core/scheduling/queues.py",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lamina.core.scheduling.admission_margin import MAX_MARGIN, MAX_STEPS, STEP, WORKFLOW_STEP, AdmissionMargin
+from lamina.core.scheduling.admission import MAX_MARGIN, MAX_STEPS, STEP, WORKFLOW_STEP, AdmissionMargin
 from lamina.core.scheduling.jobs import Job
 from lamina.core.workflow.flow import Choice, Flow, Task
 from lamina.core.workflow.runs import WorkflowRun

@@ -6,7 +6,7 @@ import pytest
 
 from lamina.core.actions import DropJob, FailCall, Load, Reject, Reply, StartBatch, WakeAt
 from lamina.core.events import BatchFinished, CallCancelled, Deployed, DeviceJoined, InstanceLost, JobOutcome
-from lamina.core.scheduling.wakeups import DEADLINE_GRACE_US
+from lamina.core.scheduling.jobs import DEADLINE_GRACE_US
 from lamina.core.workflow.flow import Flow, Task
 from lamina.errors import BadFlow
 from lamina.types import NEVER_US, DeviceSpec

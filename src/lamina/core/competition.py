@@ -23,8 +23,7 @@ from msgspec.structs import replace
 from lamina.core.actions import FailCall, Reject
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import Admitted, BodyChoice, View
-from lamina.core.scheduling.calls import CallRegistry
-from lamina.core.scheduling.jobs import ActiveCall, Job, SoleTask, Target
+from lamina.core.scheduling.jobs import ActiveCall, CallRegistry, Job, SoleTask, Target
 from lamina.core.scheduling.state import Batch, ControllerState, FunctionState
 from lamina.types import NEVER_US, Call, Slo
 

@@ -22,14 +22,13 @@ the run sets the same timers and makes the same entries as in its first life.
 of the state by one module:
 
     scheduling/queues.py          waiting, deferred, backlogged, the queues    workflow/engine.py    when runs move on
-    scheduling/calls.py           runs: begin, jobs, end of calls              workflow/runs.py      scopes and executions
+    scheduling/jobs.py            runs: begin, jobs, end of calls; wakeups     workflow/runs.py      scopes and executions
     scheduling/admission.py       admits or rejects; writes nothing            workflow/journal.py   outcomes before they count
     scheduling/cluster.py         devices, instances, batches, leases          workflow/timers.py    waits, pauses, timeouts
     scheduling/completions.py     outcomes of batches, what they teach         tenancy/fair_share.py usage of tenants, fair queues
     scheduling/failures.py        retries, quarantine, back-off, hangs         policy.py             what policies see and decide
     rolling_update.py             functions, new versions of instances         lifecycle.py          states, as tables
-    scheduling/wakeups.py         deadlines, rechecks, ticks                   membership.py         devices that come and go
-    competition.py                bodies of one function, backups
+    competition.py                bodies of one function, backups              membership.py         devices that come and go
 
 **How they fit.** `scheduling/` is whole without the other two: a call is jobs, and their `JobOwner` is told how they end. The
 owner of a plain function's job is the call registry, which replies; that of a workflow's jobs is the engine, which moves tokens
@@ -71,15 +70,13 @@ from lamina.core.policy import (
     WarmUpRole,
 )
 from lamina.core.rolling_update import RollingUpdate
-from lamina.core.scheduling.admission import Admission
-from lamina.core.scheduling.admission_margin import AdmissionMargin
-from lamina.core.scheduling.calls import CallRegistry
+from lamina.core.scheduling.admission import Admission, AdmissionMargin
 from lamina.core.scheduling.cluster import Cluster
 from lamina.core.scheduling.completions import Completions
 from lamina.core.scheduling.failures import Failures
+from lamina.core.scheduling.jobs import CallRegistry, Wakeups
 from lamina.core.scheduling.queues import DispatchQueue
 from lamina.core.scheduling.state import ControllerState
-from lamina.core.scheduling.wakeups import Wakeups
 from lamina.core.tenancy.fair_share import FairShare
 from lamina.core.tenancy.usage import TenantUsage
 from lamina.core.workflow.engine import WorkflowEngine

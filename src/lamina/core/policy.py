@@ -32,7 +32,7 @@ from lamina.core.waiting_lines import Rank
 from lamina.types import WHOLE_UNIT, Call, FunctionSpec
 
 if TYPE_CHECKING:
-    from lamina.core.scheduling.admission_margin import AdmissionMargin
+    from lamina.core.scheduling.admission import AdmissionMargin
     from lamina.core.scheduling.leases import Device
     from lamina.core.scheduling.state import Batch, ControllerState, FunctionState, Instance
     from lamina.core.workflow.flow import Flow

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from lamina.core.scheduling.wakeups import DEADLINE_GRACE_US
+from lamina.core.scheduling.jobs import DEADLINE_GRACE_US
 from lamina.gpu.device_telemetry import DeviceTelemetry
 from lamina.gpu.device_values import DeviceValues
 from lamina.gpu.executor import ExecutorLost, FinishedBatch, SliceExecutor

@@ -20,9 +20,8 @@ from lamina.core.events import BatchFailed, InstanceLost
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import View
 from lamina.core.rolling_update import RollingUpdate
-from lamina.core.scheduling.calls import CallRegistry
 from lamina.core.scheduling.cluster import Cluster
-from lamina.core.scheduling.jobs import Job
+from lamina.core.scheduling.jobs import CallRegistry, Job
 from lamina.core.scheduling.queues import DispatchQueue
 from lamina.core.scheduling.state import REPEATED, Batch, ControllerState, FunctionState, Instance
 

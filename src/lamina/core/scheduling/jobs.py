@@ -1,22 +1,32 @@
 """Jobs and the calls they belong to: all that scheduling knows of a call is that it brings jobs and is told how they end.
 
+    Job, ActiveCall   one step of one call, and a call in flight
+    CallRegistry      calls in flight: each begins once, brings jobs, and ends once
+    Wakeups           deadlines of calls, and other times to be woken at
+
 A call of a function is one job, and its owner is the call registry. A call of a workflow is a sequence of jobs, and its owner is
 the workflow engine, which queues the next ones when some have ended. Scheduling knows either only as a `JobOwner`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from heapq import heapify, heappop, heappush
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
+from lamina.core.actions import Action, DropJob, FailCall, Reject, Reply
 from lamina.core.lifecycle import ACTIVE, AWAITING, ENDED, IN_BATCH, PARKED, QUEUED, JobState, RunState
-from lamina.types import Call, Slo
+from lamina.types import NEVER_US, Call, Slo
 
-if TYPE_CHECKING:
-    from lamina.core.scheduling.state import Batch
+if TYPE_CHECKING:  # queues, state and admission are made of these
+    from lamina.core.events import CallCancelled
+    from lamina.core.policy import View
+    from lamina.core.scheduling.admission import AdmissionMargin
+    from lamina.core.scheduling.queues import DispatchQueue
+    from lamina.core.scheduling.state import Batch, ControllerState, FunctionState
 
 NONE_EXPECTED: Mapping[str, float] = MappingProxyType({})
 
@@ -199,3 +209,240 @@ class ActiveCall(Struct, eq=False):
 
     def check(self) -> None:
         assert self.is_pending, f"{self.call.id} is nowhere: it has no job"
+
+
+class Tenancy(Protocol):
+    """What scheduling asks of fair sharing. While it is not `enabled`, there is one tenant, and only arrivals are looked at."""
+
+    enabled: bool
+    sole_tenant: str
+
+    def on_call_arrived(self, now_us: int, call: Call) -> Reject | None: ...
+
+    def on_admission_decided(self, now_us: int, admitted: bool) -> None: ...
+
+    def on_call_ended(self, call: Call) -> None: ...
+
+    def on_batch_started(self, batch: Batch) -> None: ...
+
+    def on_batch_finished(self, now_us: int, batch: Batch, device_us: int) -> None: ...
+
+
+class CallRegistry:
+    """Registry of calls in flight, and the owner of the jobs of plain functions. Writer of `runs` of the state.
+
+    A call of a function is served here from its one job to its reply. A call of a workflow is moved on by the workflow engine,
+    which queues its jobs and says how it ends. Either way the end is reported here to tenants' accounts and to the admission
+    margin.
+    """
+
+    def __init__(
+        self,
+        state: ControllerState,
+        view: View,
+        dispatch_queue: DispatchQueue,
+        wakeups: Wakeups,
+        tenancy: Tenancy,
+        margin: AdmissionMargin,
+        out: list[Action],
+    ) -> None:
+        self._state = state
+        self._view = view
+        self._dispatch_queue = dispatch_queue
+        self._wakeups = wakeups
+        self._tenancy = tenancy
+        self._margin = margin
+        self._out = out
+
+    # ------------------------------------------------------------------ begin
+
+    def open_call(self, run: ActiveCall) -> None:
+        self._state.runs[run.call.id] = run
+        self._wakeups.watch_deadline(run.call)
+
+    # ------------------------------------------------------------------- jobs
+
+    def queue_job(
+        self, run: ActiveCall, task: SoleTask, scope: int = 0, execution_id: int = 0, remaining_us: int = 0, *, park: bool = False
+    ) -> Job:
+        """Make a job of a task and queue it. `remaining_us` is what the steps after it take at least; `park`: not yet."""
+        state, now_us, call = self._state, self._view.now_us, run.call
+        job = Job(
+            state.next_job_id(),
+            run,
+            scope,
+            task.name,
+            task.function,
+            now_us,
+            call.deadline_us - remaining_us,
+            call.expires_us - remaining_us,
+            run.last_device,
+            execution_id,
+        )
+        run.add_job(job)
+        if park:
+            job.park()
+        else:
+            function = state.functions[job.function]
+            function.arrivals.on_arrival(now_us)
+            self._dispatch_queue.enqueue(function, job)
+        return job
+
+    def unpark(self, job: Job) -> None:
+        """Queue a parked job: the journal of its run has been replayed."""
+        job.requeue()
+        function = self._state.functions[job.function]
+        function.arrivals.on_arrival(self._view.now_us)
+        self._dispatch_queue.enqueue(function, job)
+
+    def drop_job(self, run: ActiveCall, job: Job) -> None:
+        """Cancel a job: its result is not wanted any more."""
+        run.remove_job(job)
+        if job.is_queued:
+            self._dispatch_queue.dequeue(self._state.functions[job.function], [job])
+        self._out.append(DropJob(job.id))
+
+    def on_job_failed(self, run: ActiveCall, job: Job, error: str, name: str = "", batch: Batch | None = None) -> None:
+        run.remove_job(job)
+        self.fail(run, FailCall(run.call.id, error, job.node, job.id, job.scope))
+
+    def on_call_ended(self, run: ActiveCall) -> None:
+        """A call of a function leaves nothing behind."""
+
+    # ------------------------------------------------------------------- ends
+
+    def reply(self, run: ActiveCall, job: Job | None = None, batch: Batch | None = None) -> None:
+        """End a call with its result; for a call of a function that is what the success of its one job means."""
+        call, now_us = run.call, self._view.now_us
+        del self._state.runs[call.id]
+        run.end()
+        if self._tenancy.enabled:
+            self._tenancy.on_call_ended(call)
+        if run.owner is not self:
+            run.owner.on_call_ended(run)
+        if run.estimated_us:
+            self._margin.on_call_ended(now_us, run, now_us <= call.expires_us)
+        self._out.append(
+            Reply(
+                call.id,
+                now_us - call.arrived_us if now_us > call.arrived_us else 0,
+                now_us > call.deadline_us,
+                run.queue_us,
+                run.batch,
+                run.slice,
+                run.cost,
+                run.cold_us,
+                run.retries,
+            )
+        )
+
+    on_job_succeeded = reply
+
+    def fail(self, run: ActiveCall, ending: FailCall) -> None:
+        """End a call without a result; what still runs for it is not waited for."""
+        del self._state.runs[run.call.id]
+        run.end()
+        if self._tenancy.enabled:
+            self._tenancy.on_call_ended(run.call)
+        run.owner.on_call_ended(run)
+        too_late = ending.error == "deadline"
+        if run.estimated_us and too_late:
+            self._margin.on_call_ended(self._view.now_us, run, in_time=False)
+        for job in list(run.jobs.values()):
+            if too_late and job.is_queued:
+                self.record_rejection(self._state.functions[job.function])
+            self.drop_job(run, job)
+        self._out.append(ending)
+
+    def record_rejection(self, function: FunctionState) -> None:
+        """Count a rejection for lack of time: the prediction behind it may be wrong."""
+        self._margin.on_rejection(self._view.now_us, function, self._view.predictor)
+
+    def on_call_cancelled(self, event: CallCancelled) -> None:
+        run = self._state.runs.get(event.call_id)
+        if run is not None:
+            self.fail(run, FailCall(event.call_id, "cancelled"))
+
+
+DEADLINE_GRACE_US = 90_000
+"""A running job may overshoot by this much before its caller is told; the answer may be a moment away. With the way back to the
+caller that is less than a tenth of a second."""
+
+
+class Wakeups:
+    """Wakeups of the scheduler: deadlines of calls, rechecks the policy asked for, and ticks already requested.
+
+    A tick cannot be called back, so one is requested only if none that early is on its way; a tick that comes too soon finds
+    nothing to do and makes sure that the next one comes.
+    """
+
+    def __init__(self, runs: dict[str, ActiveCall]) -> None:
+        self._runs = runs
+        self._deadlines: list[tuple[int, str]] = []  #: (when, call), a heap; entries of ended calls are skipped
+        self._rechecks: list[int] = []  #: times the policy wants to be asked at, a heap
+        self._ticks: list[int] = []  #: on their way, a heap
+        self._tick_us = NEVER_US  #: the first of them
+        self._requested_us = NEVER_US  #: the earliest time requested while this event is handled
+
+    def watch_deadline(self, call: Call) -> None:
+        at_us = call.expires_us + DEADLINE_GRACE_US
+        heappush(self._deadlines, (at_us, call.id))
+        if at_us < self._requested_us:
+            self._requested_us = at_us
+
+    def request(self, at_us: int) -> None:
+        if at_us < self._requested_us:
+            self._requested_us = at_us
+
+    def request_recheck(self, at_us: int) -> None:
+        heappush(self._rechecks, at_us)
+        self.request(at_us)
+
+    def on_tick(self, now_us: int) -> None:
+        """Take note of a tick, which stands for all that are due: a driver that sends one for several late ones must not leave
+        us waiting for the others for ever. If they do come, they find nothing to do. An early one was not requested."""
+        while self._ticks and self._ticks[0] <= now_us:
+            heappop(self._ticks)
+        self._tick_us = self._ticks[0] if self._ticks else NEVER_US
+
+    def expired(self, now_us: int) -> Iterator[ActiveCall]:
+        """Runs past their deadline and grace, in order; each must be ended before the next is asked for."""
+        while self._deadlines and self._deadlines[0][0] <= now_us:
+            _, call_id = heappop(self._deadlines)
+            run = self._runs.get(call_id)
+            if run is not None and run.call.expires_us + DEADLINE_GRACE_US <= now_us:  # else the name was used again
+                yield run
+
+    def pop_rechecks_due(self, now_us: int) -> bool:
+        """Whether a recheck that the policy asked for is due; those that are, are taken off."""
+        before = len(self._rechecks)
+        while self._rechecks and self._rechecks[0] <= now_us:
+            heappop(self._rechecks)
+        return len(self._rechecks) < before
+
+    def compact(self) -> None:
+        """Drop deadlines of ended calls: one patient call must not keep those of all that came after it."""
+        if len(self._deadlines) > 2 * len(self._runs) + 1024:
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._runs]
+            heapify(self._deadlines)
+
+    def rearm(self) -> None:
+        """Request the next deadline and recheck again: a tick serves the earliest request only."""
+        ends = self._deadlines
+        while ends and ends[0][1] not in self._runs:
+            heappop(ends)
+        if ends:
+            self.request(ends[0][0])
+        if self._rechecks:
+            self.request(self._rechecks[0])
+
+    def next_tick_us(self, now_us: int, at_us: int) -> int:
+        """The tick to request, by then or by the earliest request; 0 if one that early is on its way."""
+        if self._requested_us < at_us:
+            at_us = self._requested_us
+        self._requested_us = NEVER_US
+        if at_us >= self._tick_us:
+            return 0
+        self._tick_us = max(at_us, now_us + 1)
+        heappush(self._ticks, self._tick_us)
+        return self._tick_us

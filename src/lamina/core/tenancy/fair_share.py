@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from lamina.core.actions import Reject
-from lamina.core.scheduling.admission_margin import AdmissionMargin
+from lamina.core.scheduling.admission import AdmissionMargin
 from lamina.core.scheduling.queues import Order, Queue
 from lamina.core.scheduling.state import Batch, ControllerState
 from lamina.core.tenancy.fair_queue import FairQueue

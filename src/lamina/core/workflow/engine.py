@@ -16,8 +16,7 @@ from lamina.core.actions import Action, FailCall, Reject, ResolveData
 from lamina.core.events import CallRecovered, DataResolved, Heartbeat, TaskReported
 from lamina.core.lifecycle import JobState, NodeState, RunState
 from lamina.core.policy import View
-from lamina.core.scheduling.calls import CallRegistry, Tenancy
-from lamina.core.scheduling.jobs import ActiveCall, Job, RunDefects
+from lamina.core.scheduling.jobs import ActiveCall, CallRegistry, Job, RunDefects, Tenancy
 from lamina.core.scheduling.state import Batch, ControllerState
 from lamina.core.workflow import flow as nodes
 from lamina.core.workflow.critical_path import CriticalPath

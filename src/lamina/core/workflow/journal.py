@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from lamina.core.actions import Action, AppendJournal
 from lamina.core.events import Journaled, ReplayDone
 from lamina.core.lifecycle import JobState
-from lamina.core.scheduling.calls import CallRegistry
-from lamina.core.scheduling.jobs import Job
+from lamina.core.scheduling.jobs import CallRegistry, Job
 from lamina.core.scheduling.state import Batch, Clock, ControllerState
 from lamina.core.workflow.journal_entry import JournalEntry
 from lamina.core.workflow.runs import NodeExecution, WorkflowRun
