@@ -50,7 +50,7 @@ start = "1s"
 
 
 @pytest.mark.parametrize("slo", ["600ms", "4s", "60s"])
-@pytest.mark.parametrize("rate", [14, 20])
+@pytest.mark.parametrize("rate", [14, pytest.param(20, marks=pytest.mark.slow)])
 def test_pages_with_less_time_than_their_slo_are_promised_what_can_be_kept(slo: str, rate: int) -> None:
     """Two cores do 13 pages a second. What runs in flight will bring is due within the time that they have, not within their SLO:
     with an SLO of 4 s one in eight promises was broken."""

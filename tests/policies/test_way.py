@@ -90,6 +90,7 @@ def test_on_two_devices_and_in_overload_too(policy: str, rate: int, points: int,
     assert run(there, policy).total.attainment >= run(made, policy).total.attainment - points / 100
 
 
+@pytest.mark.slow
 @policies
 def test_a_way_that_varies_is_planned_with_at_its_longer(policy: str):
     assert attainment(policy, 18_000, 3_000, 0.1) >= attainment(policy, 18_000, 0) - 0.01
@@ -141,6 +142,7 @@ function = "resnet"
 """
 
 
+@pytest.mark.slow
 @policies
 def test_every_step_of_a_workflow_makes_the_way(policy: str):
     """Two steps, each of which has what one has in the first test; and a deadline that leaves room for both ways."""

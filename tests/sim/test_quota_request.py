@@ -59,7 +59,7 @@ def part_of_a(policy: str, slo: str, request: float, rate: int = 100) -> tuple[f
 
 
 @pytest.mark.parametrize("policy", ["fifo", "edf", "frontier"])
-@pytest.mark.parametrize("slo", ["100ms", "500ms"])
+@pytest.mark.parametrize("slo", [pytest.param("100ms", marks=pytest.mark.slow), "500ms"])
 def test_a_function_has_at_least_the_time_it_requests(policy: str, slo: str) -> None:
     without, _ = part_of_a(policy, slo, 0.01)
     with_request, answers = part_of_a(policy, slo, 0.7)
