@@ -19,6 +19,7 @@ from lamina.errors import NotFound
 from lamina.gateway.routes import kernels
 from lamina.kernels.buffer_store import BuffersFull, BufferStore, read_data
 from lamina.server.exchange import HttpRequest
+from lamina.server.memory_budget import MemoryBudget, MemoryExhausted
 from tests.attacks.gateways import emulated
 from tests.serving import Browser, run
 
@@ -50,18 +51,41 @@ def test_c1_bodies_of_clients_that_have_left_are_counted_until_they_are_written(
     grant: Any = SimpleNamespace(tenant="evil")
 
     async def work() -> None:
-        store = Stuck()
-        routes = kernels.BufferRoutes(store)  # type: ignore[arg-type]
+        store, budget = Stuck(), MemoryBudget(2**30)
+        routes = kernels.BufferRoutes(store, budget)  # type: ignore[arg-type]
         put = routes.routes["PUT /v1/buffers/{buffer*}"]
         exchange: Any = SimpleNamespace(respond=lambda *_: None)
         for _ in range(kernels.MAX_WAITING):
             put(a_put(1_000), exchange, grant, "k")
-        assert routes.held_bytes == 1_000 * kernels.MAX_WAITING
+        assert budget.layers()["buffers"] == 1_000 * kernels.MAX_WAITING
         with pytest.raises(kernels.BuffersBusy):
             put(a_put(1_000), exchange, grant, "k")
         store.goes_on.set()
         async with asyncio.timeout(30):
-            while routes.held_bytes:
+            while budget.layers()["buffers"]:
+                await asyncio.sleep(0)
+
+    run(work)
+
+
+def test_what_is_read_finds_room_before_it_is_read(tmp_path: Path) -> None:
+    """64 readers of 31 MiB each took 2 GiB, whatever the budget was."""
+    store = BufferStore(tmp_path)
+    kept(store, "evil", "k", 100_000)
+    budget = MemoryBudget(1_000_000)
+    grant: Any = SimpleNamespace(tenant="evil")
+
+    async def work() -> None:
+        routes = kernels.BufferRoutes(store, budget)
+        exchange: Any = SimpleNamespace(respond=lambda *_: None, address="192.0.2.1")
+        get, request = routes.routes["GET /v1/buffers/{buffer*}"], HttpRequest("GET", b"", b"", {}, b"", True)
+        for _ in range(4):  # half of the budget is the most for one address, less what is for small requests
+            get(request, exchange, grant, "k")
+        with pytest.raises(MemoryExhausted):
+            get(request, exchange, grant, "k")
+        assert budget.layers()["buffers"] == 400_000
+        async with asyncio.timeout(30):
+            while budget.layers()["buffers"]:
                 await asyncio.sleep(0)
 
     run(work)

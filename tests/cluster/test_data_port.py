@@ -116,6 +116,41 @@ def test_a_stranger_gets_no_byte(tmp_path: Path, data: bytes):
         assert answer in (b"", (-1).to_bytes(8, "little", signed=True))
 
 
+def test_strangers_that_say_nothing_keep_no_value_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A hundred and twenty-eight silent connections stopped all values for a minute, and with a byte a minute for hours."""
+    monkeypatch.setattr(data_port, "MAX_CONNECTIONS", 4)
+    with values(tmp_path) as (pool, port, client), contextlib.ExitStack() as strangers:
+        address = join_address("127.0.0.1", port.port)
+        before = pool.put(b"before" * 20_000)
+        assert before is not None and fetched(client, ref_for(KEY, address, before)) == b"before" * 20_000
+        for _ in range(12):
+            strangers.enter_context(socket.create_connection(("127.0.0.1", port.port), 10))
+        for number in range(3):  # the client's connection stays open, and newcomers find room
+            found = pool.put(b"%d" % number * 20_000)
+            assert found is not None
+            newcomer = DataClient()
+            for one in (client, newcomer):
+                assert fetched(one, ref_for(KEY, address, found)) == b"%d" % number * 20_000
+            newcomer.close()
+        assert len(port._open) <= 4
+
+
+def test_a_stranger_has_a_time_limit_however_often_it_says_a_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(data_port, "STRANGER_S", 0.3)
+    with values(tmp_path) as (_, port, _client), socket.create_connection(("127.0.0.1", port.port), 10) as stranger:
+        stranger.settimeout(0.05)
+        for _ in range(REQUEST_BYTES - 1):  # four seconds
+            try:
+                stranger.sendall(b"x")
+                if not stranger.recv(1):
+                    return
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                return
+        raise AssertionError("it is still listened to")
+
+
 def test_without_a_join_token_only_processes_of_this_user_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Any process could make tickets then: the cell and the epoch are told to all that ask."""
     pool = ShmPool(str(tmp_path), "gateway", 2**20)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +39,7 @@ from lamina.drivers.timer import clock_us
 from lamina.errors import BadValue, LaminaError, NotLeader
 from lamina.ipc.framing import FrameError
 from lamina.server.listener import Listener, listen
+from lamina.server.memory_budget import address_key
 
 log = logging.getLogger("lamina")
 
@@ -203,8 +205,7 @@ class AgentListener:
 
     def _on_open(self, link: FrameLink) -> None:
         if len(self._strangers) >= MAX_STRANGERS:
-            link.close("too many connections that have not introduced themselves")
-            return
+            self._drop_stranger()
         if not self._config.token and link.user not in (0, os.geteuid()):
             self._strangers[link] = b""
             self._refuse(link, JoinDenied("there is no join token, and this is a process of another user", hint=_GIVE_TOKEN))
@@ -214,6 +215,13 @@ class AgentListener:
             self._refuse(link, self._refusal())
             return
         link.send(Challenge(PROTOCOL, nonce, self.epoch, self.cell))
+
+    def _drop_stranger(self) -> None:
+        """Make room for a newcomer: the oldest stranger of the address that has the most of them goes."""
+        addresses = {link: address_key((link.peer,)) for link in self._strangers}
+        crowd, _ = Counter(addresses.values()).most_common(1)[0]
+        oldest = next(link for link, address in addresses.items() if address == crowd)
+        oldest.close("too many connections that have not introduced themselves")
 
     def _on_frame(self, link: FrameLink, frame: Any) -> None:
         if link in self._beats:

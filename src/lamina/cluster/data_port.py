@@ -18,12 +18,14 @@ import stat
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from lamina.cluster.credentials import TICKET_BYTES, TicketKey
 from lamina.errors import LaminaError
 from lamina.server.listener import peer_user
+from lamina.server.memory_budget import address_key
 from lamina.values.references import NodeRef, ShmRef
 from lamina.values.shm_directory import BadSlot, slot_path, spill_path
 
@@ -43,6 +45,9 @@ MAX_CONNECTIONS = 128
 
 IDLE_S = 60.0
 """How long a connection without a request is kept."""
+
+STRANGER_S = 10.0
+"""How long one may take that has yet to show a good ticket."""
 
 STALL_S = 10.0
 """How long one may make no progress in the middle of a value."""
@@ -92,6 +97,7 @@ class DataPort:
         self._only_own = only_own
         self._keys: tuple[TicketKey, ...] = ()
         self._open = set[socket.socket]()
+        self._strangers: dict[socket.socket, str] = {}  #: those of them that have yet to show a good ticket, with their addresses
         self._lock = threading.Lock()
         self._is_closed = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -116,7 +122,7 @@ class DataPort:
     def _accept(self) -> None:
         while not self._is_closed:
             try:
-                connection, _ = self._socket.accept()
+                connection, peer = self._socket.accept()
             except OSError:
                 if not self._is_closed:
                     time.sleep(0.1)  # out of files, most likely
@@ -125,11 +131,24 @@ class DataPort:
                 connection.close()
                 continue
             with self._lock:
-                if len(self._open) >= MAX_CONNECTIONS:
+                if len(self._open) >= MAX_CONNECTIONS and not self._drop_stranger():
                     connection.close()
                     continue
                 self._open.add(connection)
+                self._strangers[connection] = address_key(peer)
             threading.Thread(target=self._serve, args=(connection,), name="data-port-peer", daemon=True).start()
+
+    def _drop_stranger(self) -> bool:
+        """Make room for a newcomer: the oldest stranger of the address that has the most of them goes. False: there is none."""
+        if not self._strangers:
+            return False
+        crowd, _ = Counter(self._strangers.values()).most_common(1)[0]
+        oldest = next(one for one, address in self._strangers.items() if address == crowd)
+        del self._strangers[oldest]
+        self._open.discard(oldest)
+        with contextlib.suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)  # its thread finds out, and closes it
+        return True
 
     def _serve(self, connection: socket.socket) -> None:
         peer = connection
@@ -139,10 +158,13 @@ class DataPort:
             if self._tls is not None:
                 peer = self._tls.wrap_socket(connection, server_side=True)  # the other one is an empty shell from now on
                 with self._lock:
-                    self._open.discard(connection)
-                    self._open.add(peer)
-            peer.settimeout(IDLE_S)
-            while (asked := _receive(peer, REQUEST_BYTES)) is not None:
+                    if connection not in self._open:
+                        return  # it had to make room meanwhile
+                    self._open ^= {connection, peer}
+                    self._strangers[peer] = self._strangers.pop(connection)
+            until_s: float | None = time.monotonic() + STRANGER_S
+            while (asked := _receive(peer, REQUEST_BYTES, until_s)) is not None:
+                until_s = None
                 if not self._answer(peer, asked):
                     break
         except (OSError, ValueError):
@@ -150,6 +172,8 @@ class DataPort:
         finally:
             with self._lock:
                 self._open -= {connection, peer}
+                self._strangers.pop(peer, None)
+                self._strangers.pop(connection, None)
             peer.close()
             connection.close()
 
@@ -160,6 +184,9 @@ class DataPort:
         if magic != _MAGIC or not any(key.allows(body, ticket) for key in self._keys):
             peer.sendall(_HEAD.pack(_DENIED))
             return False
+        with self._lock:
+            self._strangers.pop(peer, None)
+        peer.settimeout(IDLE_S)
         name = owner.rstrip(b"\0").decode()
         if not self._is_current(name, slot, serial):
             peer.sendall(_HEAD.pack(_MISSING))
@@ -217,10 +244,12 @@ def _send(peer: socket.socket, file: int, start: int, size: int) -> None:
             raise OSError("a slot was cut short")
 
 
-def _receive(peer: socket.socket, size: int) -> bytes | None:
-    """So many bytes; None at the end of the connection."""
+def _receive(peer: socket.socket, size: int, until_s: float | None = None) -> bytes | None:
+    """So many bytes, by that time; None at the end of the connection."""
     found = bytearray()
     while len(found) < size:
+        if until_s is not None:
+            peer.settimeout(max(0.001, until_s - time.monotonic()))
         piece = peer.recv(size - len(found))
         if not piece:
             return None

@@ -50,11 +50,12 @@ class ClientCutOff(ConnectionError):
 class AsgiExchange(Exchange):
     """The response side of one request of another server: events, which a task sends as fast as the client takes them."""
 
-    __slots__ = ("_client", "_events", "_limit_bytes", "_socket", "_unsent")
+    __slots__ = ("_address", "_client", "_events", "_limit_bytes", "_socket", "_unsent")
 
     def __init__(self, scope: Scope, limit_bytes: int) -> None:
         peer = scope.get("client")
         self._client = f"{peer[0]}:{peer[1]}" if peer else ""
+        self._address = address_key(peer)
         self._events: asyncio.Queue[AsgiEvent | None] = asyncio.Queue()
         self._limit_bytes = limit_bytes
         self._unsent = 0
@@ -71,6 +72,10 @@ class AsgiExchange(Exchange):
     @property
     def client(self) -> str:
         return self._client
+
+    @property
+    def address(self) -> str:
+        return self._address
 
     @property
     def unsent_bytes(self) -> int:

@@ -136,11 +136,11 @@ class Gateway:
         self._runtime = runtime
         # what is kept in memory, and how much of it there may be
         self.codecs = CodecPool()
-        self._buffers = BufferRoutes(runtime.buffers)
         total_bytes = listen.memory_bytes or default_memory_budget()
         own_bytes = total_bytes // 2 if listen.ingress else total_bytes  # the other half is for the processes that read requests
         kept = PredictionStore(own_bytes // CACHE_SHARE)
         self.budget = self._memory_budget(own_bytes, kept)
+        self._buffers = BufferRoutes(runtime.buffers, self.budget)
         # what sees the calls
         self.billing = Billing(store, time.time)
         self.metrics = self._observe(observers, has_tenants=access is not None)
@@ -182,7 +182,7 @@ class Gateway:
 
     def _memory_budget(self, limit_bytes: int, kept: PredictionStore) -> MemoryBudget:
         """One account of all that clients make this process hold."""
-        data, state, codecs, buffers = self.driver.data, self._runtime.state, self.codecs, self._buffers
+        data, state, codecs = self.driver.data, self._runtime.state, self.codecs
         references = self.driver.engine.references
         held = {
             "values": lambda: data.held_bytes,
@@ -190,7 +190,6 @@ class Gateway:
             "cache": lambda: kept.held_bytes,
             "state": lambda: state.held_bytes,
             "codecs": lambda: codecs.held_bytes,
-            "buffers": lambda: buffers.held_bytes,
         }
         return MemoryBudget(limit_bytes, held, reclaim=kept.reclaim)
 

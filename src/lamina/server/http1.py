@@ -426,7 +426,7 @@ class HttpConnection(asyncio.Protocol):
         self._early = (self._early or bytearray()) + data
         if len(self._early) > MAX_EARLY_BYTES:
             self.abort()
-        else:
+        elif data:  # one that says nothing is read on: so it is known when it leaves
             self._pause_reading()
 
     def on_upgraded(self, websocket: WebSocket) -> None:
@@ -567,6 +567,8 @@ class HttpConnection(asyncio.Protocol):
         """Enforce the timeouts of the phase this connection is in."""
         if self._socket is not None:
             self._socket.check_timeouts(now_s)
+        elif self._early and self.has_lost_peer:
+            self.abort()
         transport, phase, limits = self.transport, self.phase, self.limits
         waited_s = now_s - self.phase_since
         if phase in ("head", "body") and not self._is_reading:

@@ -89,6 +89,10 @@ class MessageSocket:
         """Complete the handshake, with one of the subprotocols. Messages are charged to the tenant."""
         self._on_message, self._on_close = on_message, on_close
 
+    def when_left(self, on_close: OnSocketClose) -> None:
+        """What to call if the client leaves before it was accepted."""
+        self._on_close = on_close
+
     def receive(self, message: str | bytes) -> None:
         """The client has sent a message."""
         if self._on_message is not None:

@@ -155,8 +155,9 @@ class ConsoleRoutes:
             exchange.respond(200, found.content, found.kind, headers)
 
     def _forward(self, request: HttpRequest, exchange: Exchange, grant: Grant, route: str) -> None:
-        """A request of the listener for calls. Its own rule is checked there; that a caller needs a token here was checked."""
-        self._gateway.router.handle(structs.replace(request, path=request.path[len(CALLS) :]), exchange)
+        """A request of the listener for calls. Its own rule is checked there; that a caller needs a token here was checked. Web
+        apps are not reached this way: their pages would be of this origin."""
+        self._gateway.router.handle(structs.replace(request, path=request.path[len(CALLS) :]), exchange, web_apps=False)
 
     # ----------------------------------------------------------------------- functions
 

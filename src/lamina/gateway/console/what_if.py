@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
+from lamina import plugins
 from lamina.errors import BadValue, LaminaError, Refused
 from lamina.gateway.routes.profiles import ServerSnapshot
 from lamina.predict.interference import bandwidth_interference
@@ -69,6 +70,8 @@ class ServerChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 raise BadValue(f"devices.{kind}: {count} is not from 0 to {MAX_DEVICES}")
         if not 1 <= self.seconds <= 120:
             raise BadValue(f"seconds: {self.seconds:g} is not from 1 to 120")
+        if self.policy and self.policy not in (known := plugins.names("policies")):  # no path of a file
+            raise BadValue(f"policy: there is no {self.policy[:80]!r}", hint=f"one of {', '.join(known)}")
 
 
 class WhatIfQuestion(Struct, frozen=True):

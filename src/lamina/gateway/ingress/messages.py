@@ -296,7 +296,7 @@ class CommitIntent(Struct, frozen=True, array_like=True, tag=21):
 
 
 class ResponseAborted(Struct, frozen=True, array_like=True, tag=23):
-    """End of a stream that is not whole; a front door says it to itself."""
+    """End of a stream that is not whole; a front door says it to itself as well."""
 
     number: Natural
 

@@ -32,6 +32,7 @@ from lamina.gateway.ingress.messages import (
     IngressSetup,
     ReplyConsumed,
     RequestHead,
+    ResponseAborted,
     ResponseChunk,
     ResponseEnd,
     ResponseStart,
@@ -89,6 +90,7 @@ class RemoteReply(Exchange):
         """`is_streaming`: chunks of an inference or messages of a gRPC stream will follow."""
         self.keep_alive = keep_alive
         self.head_only = False
+        self.charge = None
         self.response = None
         self.is_streaming = is_streaming
         self._on_disconnect = None
@@ -103,6 +105,10 @@ class RemoteReply(Exchange):
     @property
     def client(self) -> str:
         return ""
+
+    @property
+    def address(self) -> str:
+        return ""  # it is the ingress that counts shares of addresses
 
     @property
     def unsent_bytes(self) -> int:
@@ -135,6 +141,12 @@ class RemoteReply(Exchange):
         if self.is_streaming:
             self._finish()
             self._session.send(ResponseEnd(self._number, failed))
+
+    def abort(self) -> None:
+        """Give up a streamed response."""
+        if self.is_streaming:
+            self._finish()
+            self._session.send(ResponseAborted(self._number))
 
     # -------------------------------------------------------------------- inference
 

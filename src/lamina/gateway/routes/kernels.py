@@ -24,6 +24,7 @@ from lamina.kernels.buffer_store import BufferStore, StoredBuffer, check_array, 
 from lamina.kernels.validation import checked_key
 from lamina.sdk.tensors import Port
 from lamina.server.exchange import Exchange, HttpRequest
+from lamina.server.memory_budget import MemoryBudget, MemoryCharge
 from lamina.server.process_status import ProcessStatus
 
 T = TypeVar("T")
@@ -77,11 +78,11 @@ BUCKETS = "bucket"
 class BufferRoutes:
     """Routes of buffers. A body is the array itself in C order, with its dtype and shape behind the `?`; or an encoded value."""
 
-    def __init__(self, store: BufferStore) -> None:
+    def __init__(self, store: BufferStore, budget: MemoryBudget) -> None:
         self._store = store
+        self._budget = budget
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="buffers")
         self._waiting = 0
-        self.held_bytes = 0  #: of requests that a thread has, or that wait for one
         self.routes: dict[str, Callable[..., None]] = {
             "GET /v1/buffers": self._list,
             "GET /v1/buffers/{buffer*}": self._get,
@@ -113,7 +114,7 @@ class BufferRoutes:
             about += f"lamina-shape: {','.join(map(str, stored.shape))}\r\n"
             exchange.respond(200, data, http_codec.VALUE if as_value else http_codec.BYTES, about.encode())
 
-        self._in_thread(exchange, stored.nbytes, read, respond)
+        self._in_thread(exchange, self._room_for(stored, exchange, grant), read, respond)
 
     def _put(self, request: HttpRequest, exchange: Exchange, grant: Grant, key: str) -> None:
         http_codec.check_encoding(request)
@@ -129,8 +130,8 @@ class BufferRoutes:
         def respond(written: StoredBuffer) -> None:
             exchange.respond(200, msgspec.json.encode(_shown(self._store.commit(written))))
 
-        size = len(request.body)
-        self._in_thread(exchange, size, lambda: self._store.write(tenant, key, dtype, shape, data), respond)
+        charge = self._budget.charge("buffers", len(request.body))
+        self._in_thread(exchange, charge, lambda: self._store.write(tenant, key, dtype, shape, data), respond)
 
     def _delete(self, request: HttpRequest, exchange: Exchange, grant: Grant, key: str) -> None:
         self._store.remove(grant.tenant, key)
@@ -163,7 +164,7 @@ class BufferRoutes:
             kind = encoding.sniff_type(data).encode()
             exchange.respond(200, data, kind, f'etag: "{stored.digest}"\r\n'.encode())
 
-        self._in_thread(exchange, stored.nbytes, lambda: read_data(stored), respond)
+        self._in_thread(exchange, self._room_for(stored, exchange, grant), lambda: read_data(stored), respond)
 
     def _put_object(self, request: HttpRequest, exchange: Exchange, grant: Grant, bucket: str, name: str) -> None:
         http_codec.check_encoding(request)
@@ -176,23 +177,28 @@ class BufferRoutes:
             stored = self._store.commit(written)
             exchange.respond(200, msgspec.json.encode({"key": name, "bytes": stored.nbytes, "digest": stored.digest}))
 
-        self._in_thread(exchange, len(data), lambda: self._store.write(tenant, key, "uint8", (len(data),), data), respond)
+        charge = self._budget.charge("buffers", len(data))
+        self._in_thread(exchange, charge, lambda: self._store.write(tenant, key, "uint8", (len(data),), data), respond)
 
     def _delete_object(self, request: HttpRequest, exchange: Exchange, grant: Grant, bucket: str, name: str) -> None:
         self._store.remove(grant.tenant, _object_key(bucket, name))
         exchange.respond(204, b"", http_codec.BYTES)
 
-    def _in_thread(self, exchange: Exchange, size: int, work: Callable[[], T], then: Callable[[T], None]) -> None:
+    def _room_for(self, stored: StoredBuffer, exchange: Exchange, grant: Grant) -> MemoryCharge:
+        """Room for what is to be read, in the share of its reader: found before it is read."""
+        return self._budget.charge("buffers", stored.nbytes, exchange.address, grant.tenant)
+
+    def _in_thread(self, exchange: Exchange, charge: MemoryCharge, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """Work in a thread, and respond with what came of it. The bytes count as held until then, whether or not the client is
         still there; and no more than so many requests wait for a thread."""
         if self._waiting >= MAX_WAITING:
+            charge.release()
             raise BuffersBusy(f"{self._waiting} requests for buffers wait for the disk", hint="try again in a moment")
         self._waiting += 1
-        self.held_bytes += size
 
         def ended(future: asyncio.Future[T]) -> None:
             self._waiting -= 1
-            self.held_bytes -= size
+            charge.release()
             then(future.result())
 
         done = answered(exchange, ended)

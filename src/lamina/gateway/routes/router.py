@@ -134,14 +134,16 @@ class Router:
             },
         )
 
-    def handle(self, request: HttpRequest, exchange: Exchange, decoded: DecodedBody | None = None) -> None:
-        """Handle a request; `decoded`: its body has been read by an ingress process."""
+    def handle(
+        self, request: HttpRequest, exchange: Exchange, decoded: DecodedBody | None = None, *, web_apps: bool = True
+    ) -> None:
+        """Handle a request; `decoded`: its body has been read by an ingress process. `web_apps`: it may be for one of them."""
         try:
             if b"sec-websocket-protocol" in request.headers:
                 request = with_bearer(request)
             target = self.targets.by_path.get(request.path)
             if target is None:
-                self._handle_other(request, exchange)
+                self._handle_other(request, exchange, self._web if web_apps else None)
             elif request.method != "POST":
                 self._describe_target(target, request, exchange)
             elif self._process.refusal is not None:
@@ -164,11 +166,10 @@ class Router:
     def _role(self) -> bytes:
         return b"standby" if self._process.is_standby else b"leader"
 
-    def _handle_other(self, request: HttpRequest, exchange: Exchange) -> None:
+    def _handle_other(self, request: HttpRequest, exchange: Exchange, web: WebProcess | None) -> None:
         path = request.path
         if self._process.is_standby and self._process.refusal is not None and not path.startswith(_ABOUT_THE_PROCESS):
             raise self._process.refusal()
-        web = self._web
         if web is not None and path == b"/" and web.has_root:
             web.handle("/", request, exchange)
             return

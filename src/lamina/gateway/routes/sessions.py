@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -105,12 +105,14 @@ class CallSession(Exchange):
             raise Conflict("session: it takes no more messages", hint="it has ended, or is about to: read what is left")
         if message is not None and self._untaken.is_full:
             raise Refused("session: the function has not taken its messages", hint="wait", reason="messages", retry_after_s=1.0)
+        if message is not None:
+            self._budget_charge.grow(self._bytes + self._untaken.size + len(message))
         self.is_closing = message is None
         if not self.sink.put(message):
+            self._set_charge()
             raise Conflict("session: too many messages before its call has begun", hint="send fewer, or wait")
         if message is not None:
             self._untaken.add(len(message))
-            self._set_charge()
 
     def _on_taken(self, count: int) -> None:
         self._untaken.take(count)
@@ -231,7 +233,7 @@ class SessionRoutes:
                 f"{name!r} takes no messages: it has no parameter that is an AsyncIterator", hint="call it, or give it one"
             )
         mine = [one for one in self._sessions.values() if one.tenant == grant.tenant and one.ended is None]
-        if len(mine) >= MAX_PER_TENANT or len(self._sessions) >= MAX_SESSIONS:
+        if len(mine) >= MAX_PER_TENANT or not self._make_room():
             raise Refused(f"{len(mine)} sessions are open", hint="end some of them", reason="sessions", retry_after_s=1.0)
         check_light(request)
         inputs = decode_inputs(replace_query(request), params)
@@ -244,6 +246,17 @@ class SessionRoutes:
         self._calls.handle(replace(target, slo=slo, shadow=None, cache_us=0), head, session, grant.caller, decoded)
         place = f"location: /v1/sessions/{session.id}\r\n".encode()
         exchange.respond(201, msgspec.json.encode(session.about()), JSON, place)
+
+    def _make_room(self) -> bool:
+        """Whether one more may be opened. Those that have ended are kept as long as there is room for them: of the tenant that
+        has most of them the oldest one goes, so that one tenant keeps no other out."""
+        if len(self._sessions) < MAX_SESSIONS:
+            return True
+        ended = [one for one in self._sessions.values() if one.ended is not None]
+        counts = Counter(one.tenant for one in ended)
+        if ended:
+            self._remove(max(ended, key=lambda one: counts[one.tenant]))
+        return bool(ended)
 
     def _on_changed(self, session: CallSession) -> None:
         """Keep a session that has ended for a while, so that its end can be read."""

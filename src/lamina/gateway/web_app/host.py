@@ -21,20 +21,23 @@ import msgspec
 from lamina.errors import LaminaError
 from lamina.gateway.observability import logs
 from lamina.gateway.web_app.messages import (
+    PIECE_BYTES,
     HeaderList,
     WebAccept,
     WebBody,
     WebClientLeft,
     WebClose,
     WebDrained,
-    WebFailed,
+    WebEnded,
     WebHostReady,
     WebHostSetup,
     WebInput,
     WebOutput,
     WebRequest,
+    WebRequestBody,
     WebStart,
     WebTaken,
+    flow_size,
     gateway_reader,
 )
 from lamina.ipc.framing import FrameError, StopProcess, pack
@@ -43,9 +46,8 @@ from lamina.server.http1 import event_loop_factory
 
 log = logging.getLogger("lamina")
 
-PIECE_BYTES = 256 * 2**10
 WINDOW_BYTES = 512 * 2**10
-"""Of a response, on its way to a client that has not taken it: with more, `send` waits."""
+"""Of a response, on its way to a client that has not taken it, as `flow_size` counts: with more, `send` waits."""
 
 STARTUP_S, SHUTDOWN_S = 60.0, 10.0
 
@@ -71,7 +73,7 @@ class RunningScope:
         if request.is_socket:
             self._incoming.put_nowait({"type": "websocket.connect"})
         else:
-            self._incoming.put_nowait({"type": "http.request", "body": request.body, "more_body": False})
+            self.on_body(request.body, request.more)
 
     async def receive(self) -> Message:
         message = await self._incoming.get()
@@ -96,7 +98,7 @@ class RunningScope:
             text = message.get("text")
             data = text.encode() if text is not None else bytes(message["bytes"])
             self._tell(WebOutput(number, data, text is not None))
-            await self._count(len(data))
+            await self._count(flow_size(data))
         elif kind == "websocket.close":
             self.is_complete = True
             self._tell(WebClose(number, message.get("code", 1000), message.get("reason") or ""))
@@ -112,7 +114,7 @@ class RunningScope:
             if is_last and not more:
                 self.is_complete = True
             else:
-                await self._count(len(piece))
+                await self._count(flow_size(piece))
 
     async def _count(self, size: int) -> None:
         self._unsent += size
@@ -127,6 +129,10 @@ class RunningScope:
         if self._unsent <= WINDOW_BYTES:
             self._writable.set()
 
+    def on_body(self, data: bytes, more: bool) -> None:
+        if not self._has_left:
+            self._incoming.put_nowait({"type": "http.request", "body": data, "more_body": more})
+
     def on_input(self, message: WebInput) -> None:
         given = {"text": message.data.decode()} if message.is_text else {"bytes": message.data}
         self._incoming.put_nowait({"type": "websocket.receive", **given})
@@ -135,6 +141,8 @@ class RunningScope:
         self._has_left = True
         self._writable.set()
         is_socket = self._request.is_socket
+        while not is_socket and not self._incoming.empty():  # the rest of a body that will not be whole, or not be answered
+            self._incoming.get_nowait()
         self._incoming.put_nowait(
             {"type": "websocket.disconnect", "code": code, "reason": ""} if is_socket else {"type": "http.disconnect"}
         )
@@ -229,21 +237,23 @@ class WebHost(asyncio.Protocol):
 
     def _on_frame(self, frame: Any) -> None:
         if isinstance(frame, WebRequest):
-            task = asyncio.ensure_future(self._run(frame))
+            scope = self._scopes[frame.number] = RunningScope(frame, self.tell)  # at once: its next frame may be in the same read
+            task = asyncio.ensure_future(self._run(frame, scope))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         elif isinstance(frame, StopProcess):
             self.stopped.set()
-        elif (scope := self._scopes.get(frame.number)) is not None:
-            if isinstance(frame, WebInput):
-                scope.on_input(frame)
+        elif (known := self._scopes.get(frame.number)) is not None:
+            if isinstance(frame, WebRequestBody):
+                known.on_body(frame.data, frame.more)
+            elif isinstance(frame, WebInput):
+                known.on_input(frame)
             elif isinstance(frame, WebDrained):
-                scope.on_drained(frame.size)
+                known.on_drained(frame.size)
             elif isinstance(frame, WebClientLeft):
-                scope.on_client_left(frame.code)
+                known.on_client_left(frame.code)
 
-    async def _run(self, request: WebRequest) -> None:
-        scope = self._scopes[request.number] = RunningScope(request, self.tell)
+    async def _run(self, request: WebRequest, scope: RunningScope) -> None:
         try:
             await self._mounts[request.mount](scope.as_scope(self._lifespans[request.mount].state), scope.receive, scope.send)
         except Disconnected:
@@ -252,8 +262,7 @@ class WebHost(asyncio.Protocol):
             log.exception("the web app at %s failed for %s", request.mount, request.path[:200].decode("latin-1"))
         finally:
             del self._scopes[request.number]
-            if not scope.is_complete:
-                self.tell(WebFailed(request.number))
+            self.tell(WebEnded(request.number, scope.is_complete))
 
     def tell(self, frame: msgspec.Struct) -> None:
         if self._transport is not None and not self._transport.is_closing():

@@ -10,6 +10,11 @@ from lamina.ipc.framing import FrameReader, Natural, StopProcess
 
 HeaderList = list[tuple[bytes, bytes]]
 
+PIECE_BYTES = 256 * 2**10
+"""Of a body, in either direction."""
+
+PIECE_COST_BYTES = 4 * 2**10
+
 
 class WebHostSetup(Struct, frozen=True, kw_only=True):
     """Settings of the host process, as JSON on its command line."""
@@ -32,9 +37,18 @@ class WebRequest(Struct, frozen=True, array_like=True, tag=1):
     query: bytes
     headers: HeaderList
     client: str
-    body: bytes = b""
+    body: bytes = b""  #: its first piece
     is_socket: bool = False
     protocols: tuple[str, ...] = ()
+    more: bool = False  #: of the body follows
+
+
+class WebRequestBody(Struct, frozen=True, array_like=True, tag=6):
+    """A further piece of the body of a request."""
+
+    number: Natural
+    data: bytes
+    more: bool
 
 
 class WebInput(Struct, frozen=True, array_like=True, tag=2):
@@ -53,10 +67,15 @@ class WebClientLeft(Struct, frozen=True, array_like=True, tag=4):
 
 
 class WebDrained(Struct, frozen=True, array_like=True, tag=5):
-    """The client has taken so many bytes of the response: as many may follow."""
+    """The client has taken so much of the response, as `flow_size` counts it: as much may follow."""
 
     number: Natural
     size: Natural
+
+
+def flow_size(data: bytes) -> int:
+    """What a piece counts for on its way to a client: each of them is work, however small it is."""
+    return len(data) + PIECE_COST_BYTES
 
 
 # ----------------------------------------------------------------------- from the host
@@ -84,10 +103,12 @@ class WebBody(Struct, frozen=True, array_like=True, tag=12):
     more: bool
 
 
-class WebFailed(Struct, frozen=True, array_like=True, tag=13):
-    """The application has raised, or ended without a whole response."""
+class WebEnded(Struct, frozen=True, array_like=True, tag=13):
+    """The application is done with a request, and holds nothing of it; without `is_complete`, it has raised, or ended without a
+    whole response."""
 
     number: Natural
+    is_complete: bool
 
 
 class WebAccept(Struct, frozen=True, array_like=True, tag=14):
@@ -121,8 +142,8 @@ class WebClose(Struct, frozen=True, array_like=True, tag=17):
     reason: str
 
 
-ToWebHost = WebRequest | WebInput | WebClientLeft | WebDrained | StopProcess
-FromWebHost = WebHostReady | WebStart | WebBody | WebFailed | WebAccept | WebOutput | WebTaken | WebClose
+ToWebHost = WebRequest | WebRequestBody | WebInput | WebClientLeft | WebDrained | StopProcess
+FromWebHost = WebHostReady | WebStart | WebBody | WebEnded | WebAccept | WebOutput | WebTaken | WebClose
 
 
 def web_host_reader() -> FrameReader[FromWebHost]:

@@ -8,7 +8,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -17,20 +18,23 @@ from lamina.errors import LaminaError, LoadFailed
 from lamina.gateway.observability import logs
 from lamina.gateway.routes.problems import make_problem, respond_problem
 from lamina.gateway.web_app.messages import (
+    PIECE_BYTES,
     HeaderList,
     WebAccept,
     WebBody,
     WebClientLeft,
     WebClose,
     WebDrained,
-    WebFailed,
+    WebEnded,
     WebHostReady,
     WebHostSetup,
     WebInput,
     WebOutput,
     WebRequest,
+    WebRequestBody,
     WebStart,
     WebTaken,
+    flow_size,
     web_host_reader,
 )
 from lamina.ipc.child_process import ChildProcess, ProcessSpec, exit_reason
@@ -38,7 +42,7 @@ from lamina.ipc.framing import FrameError, pack
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.http1 import HttpServer
 from lamina.server.memory_budget import MemoryBudget, MemoryCharge
-from lamina.server.websocket import MessageSocket
+from lamina.server.websocket import MessageSocket, UnreadWindow
 
 log = logging.getLogger("lamina")
 
@@ -46,12 +50,47 @@ MODULE = "lamina.gateway.web_app.host"
 STARTUP_S = 90.0
 RESPAWN_S, MAX_RESPAWN_S = 0.1, 5.0
 UNSENT_BYTES = 256 * 2**10  #: of a response that its client has not taken; what follows is waited for
-DRAIN_POLL_S = 0.02
+DRAIN_POLL_S, MAX_DRAIN_POLL_S = 0.02, 0.25
 
 _OURS = frozenset((b"content-length", b"transfer-encoding", b"connection", b"date", b"keep-alive", b"upgrade"))
 """Response headers that the gateway writes itself."""
 
 _NAME, _VALUE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(rb"[^\r\n\0]*")
+
+
+class HostOutbox:
+    """Frames that the host has yet to take, by request. Requests have turns, so that a large body holds up no other; what is of a
+    client that has left is dropped."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, deque[Iterator[Struct]]] = {}  #: in their turn
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, number: int, frames: Iterator[Struct]) -> None:
+        self._waiting.setdefault(number, deque()).append(frames)
+
+    def drop(self, number: int) -> None:
+        self._waiting.pop(number, None)
+
+    def clear(self) -> None:
+        self._waiting.clear()
+
+    def take(self, size: int) -> bytearray:
+        """Frames of about so many bytes, a frame of each request in turn."""
+        wire = bytearray()
+        while self._waiting and len(wire) < size:
+            number, waiting = next(iter(self._waiting.items()))
+            frame = next(waiting[0], None)
+            if frame is None:
+                waiting.popleft()
+            else:
+                wire += pack(frame)
+            del self._waiting[number]
+            if waiting:
+                self._waiting[number] = waiting
+        return wire
 
 
 class PendingWebRequest:
@@ -60,7 +99,12 @@ class PendingWebRequest:
     def __init__(self, exchange: Exchange, charge: MemoryCharge | None, socket: MessageSocket | None = None) -> None:
         self.exchange = exchange
         self.socket = socket
-        self._charge = charge
+        self.charge = charge  #: of what the client has sent
+        self.sent = 0  #: of the body, to the host
+        self.unread = UnreadWindow(0, 0)  #: messages that the application has not taken
+        self.untaken = 0  #: of the response, that the host has not been told that it may send on for
+        self.is_draining = False  #: it will be told
+        self.poll_s = DRAIN_POLL_S
         self._start: WebStart | None = None
         self._is_streaming = False
         self.has_accepted = False
@@ -93,11 +137,6 @@ class PendingWebRequest:
         else:
             respond_problem(self.exchange, make_problem(status, detail, hint="the server's log says more"))
 
-    def release(self) -> None:
-        if self._charge is not None:
-            self._charge.release()
-            self._charge = None
-
 
 class WebProcess:
     """The host process of the mounted applications, restarted when it dies."""
@@ -122,6 +161,9 @@ class WebProcess:
         self._process: ChildProcess | None = None
         self._ready: asyncio.Future[WebHostReady] = self._loop.create_future()
         self._pending: dict[int, PendingWebRequest] = {}
+        self._charges: dict[int, MemoryCharge | None] = {}  #: of what the host has and is not done with, client or no client
+        self._outbox = HostOutbox()
+        self._is_sending = False
         self._count = 0
         self._respawn_s = RESPAWN_S
         self._is_stopping = False
@@ -129,10 +171,10 @@ class WebProcess:
             WebHostReady: self._on_ready,
             WebStart: lambda frame: self._pending[frame.number].on_start(frame),
             WebBody: self._on_body,
-            WebFailed: self._on_failed,
+            WebEnded: self._on_ended,
             WebAccept: self._on_accept,
             WebOutput: self._on_output,
-            WebTaken: lambda frame: self._of(frame.number).taken(frame.count),
+            WebTaken: self._on_taken,
             WebClose: self._on_close,
         }
 
@@ -173,10 +215,15 @@ class WebProcess:
         """The host is gone, and the requests that it had."""
         why = exit_reason(self._process)
         self._process = None
-        for pending in list(self._pending.values()):
-            pending.release()
+        lost, self._pending = list(self._pending.values()), {}
+        self._outbox.clear()
+        self._is_sending = False
+        charges, self._charges = self._charges, {}
+        for charge in charges.values():
+            _release(charge)
+        for pending in lost:
+            _release(pending.charge)
             pending.fail(502, "the web app has ended")
-        self._pending.clear()
         if not self._ready.done():
             self._ready.set_result(WebHostReady(f"its process {why}"))
         elif not self._is_stopping:
@@ -204,37 +251,70 @@ class WebProcess:
     # ------------------------------------------------------------------------ requests
 
     def handle(self, mount: str, request: HttpRequest, exchange: Exchange) -> None:
-        """Pass a request on. Its body stays in the memory budget until the response is complete."""
+        """Pass a request on. Its body stays in the memory budget until the application is done with it: one that is slow holds
+        what clients have sent it also when they have left."""
         if self._process is None or not self._ready.done():
             respond_problem(exchange, make_problem(503, "the web app is being started", hint="try again in a moment"))
             return
         self._count += 1
-        number, headers = self._count, list(request.headers.items())
-        client = exchange.client
+        number, head = self._count, (request.method, request.path, request.query, list(request.headers.items()), exchange.client)
         if b"sec-websocket-key" in request.headers:
             socket = exchange.open_socket(request)
-            self._pending[number] = PendingWebRequest(exchange, None, socket)
-            frame = WebRequest(
-                *(number, mount, request.method, request.path, request.query, headers, client),
-                is_socket=True,
-                protocols=socket.protocols,
-            )
+            pending = PendingWebRequest(exchange, self._budget.charge("mounted", 0, exchange.address), socket)
+            socket.when_left(lambda code, reason: self._on_client_left(number, code))
+            first = WebRequest(number, mount, *head, is_socket=True, protocols=socket.protocols)
         else:
-            charge = self._budget.charge("mounted", len(request.body)) if request.body else None
-            self._pending[number] = PendingWebRequest(exchange, charge)
-            frame = WebRequest(number, mount, request.method, request.path, request.query, headers, client, request.body)
+            charge, exchange.charge = exchange.charge, None
+            if charge is None and request.body:
+                charge = self._budget.charge("mounted", len(request.body), exchange.address)
+            pending = PendingWebRequest(exchange, charge)
             exchange.when_disconnected(lambda: self._on_client_left(number, 1006))
-        self._tell(frame)
+            body = request.body
+            first = WebRequest(number, mount, *head, body[:PIECE_BYTES], more=len(body) > PIECE_BYTES)
+        self._pending[number] = pending
+        self._tell(number, self._request_frames(first, pending, request.body))
 
-    def _tell(self, frame: Struct) -> None:
-        if self._process is not None:
-            self._process.send(pack(frame))
+    def _request_frames(self, first: WebRequest, pending: PendingWebRequest, body: bytes) -> Iterator[Struct]:
+        """A request with its body in pieces. Once the first is on its way, the host has it."""
+        self._charges[first.number] = pending.charge
+        pending.sent = len(first.body)
+        yield first
+        for at in range(PIECE_BYTES, len(body), PIECE_BYTES):
+            piece = body[at : at + PIECE_BYTES]
+            pending.sent += len(piece)
+            yield WebRequestBody(first.number, piece, pending.sent < len(body))
+
+    def _tell(self, number: int, frames: Iterator[Struct]) -> None:
+        """Send frames about a request, in its turn, and as fast as the host takes them."""
+        self._outbox.add(number, frames)
+        if not self._is_sending and self._process is not None:
+            self._is_sending = True
+            self._process.send_paced(self._wires())
+
+    def _wires(self) -> Iterator[bytearray]:
+        while self._outbox:
+            yield self._outbox.take(PIECE_BYTES)
+        self._is_sending = False
 
     def _on_client_left(self, number: int, code: int) -> None:
+        """The rest of its body is of no use any more. Messages that it sent are, as far as there is room for them."""
         pending = self._pending.pop(number, None)
-        if pending is not None:
-            pending.release()
-            self._tell(WebClientLeft(number, code))
+        if pending is None:
+            return
+        if number not in self._charges:
+            self._outbox.drop(number)
+            _release(pending.charge)
+            return
+        if pending.charge is not None and pending.socket is not None:
+            try:
+                pending.charge.grow(pending.unread.size)
+            except LaminaError:
+                self._outbox.drop(number)
+        else:
+            self._outbox.drop(number)
+            if pending.charge is not None:
+                pending.charge.set(pending.sent)
+        self._tell(number, iter((WebClientLeft(number, code),)))
 
     def _of(self, number: int) -> MessageSocket:
         socket = self._pending[number].socket
@@ -246,6 +326,9 @@ class WebProcess:
 
     def _on_frame(self, frame: Any) -> None:
         number = getattr(frame, "number", 0)
+        if isinstance(frame, WebEnded):
+            self._outbox.drop(number)
+            _release(self._charges.pop(number, None))
         pending = self._pending.get(number)
         if number and pending is None:
             return  # its client has left
@@ -254,7 +337,6 @@ class WebProcess:
         except LaminaError as error:  # a response that cannot be sent: the application's fault, and of this request alone
             if pending is not None:
                 self._on_client_left(number, 1011)
-                pending.release()
                 pending.fail(500, error.message)
 
     def _on_ready(self, ready: WebHostReady) -> None:
@@ -265,28 +347,33 @@ class WebProcess:
         else:
             self._respawn_s = RESPAWN_S
 
-    def _end(self, number: int) -> PendingWebRequest:
-        pending = self._pending.pop(number)
-        pending.release()
-        return pending
-
     def _on_body(self, body: WebBody) -> None:
-        pending = self._pending[body.number] if body.more else self._end(body.number)
+        pending = self._pending[body.number] if body.more else self._pending.pop(body.number)
         pending.on_body(body)
         if body.more:
-            self._acknowledge(body.number, pending.exchange, len(body.data))
+            self._acknowledge(body.number, pending, body.data)
 
-    def _acknowledge(self, number: int, exchange: Exchange, size: int) -> None:
-        """Let more follow when the client has taken enough."""
-        if number not in self._pending:
+    def _acknowledge(self, number: int, pending: PendingWebRequest, data: bytes) -> None:
+        """Note a piece of a response; the host may send on for it when the client has taken enough."""
+        pending.untaken += flow_size(data)
+        if not pending.is_draining:
+            pending.is_draining = True
+            self._loop.call_soon(self._drain, number, pending)
+
+    def _drain(self, number: int, pending: PendingWebRequest) -> None:
+        """Let more follow when the client has taken enough: one look for all pieces, less often the longer it takes nothing."""
+        if self._pending.get(number) is not pending:
             return
-        if exchange.unsent_bytes > UNSENT_BYTES:
-            self._loop.call_later(DRAIN_POLL_S, self._acknowledge, number, exchange, size)
-        else:
-            self._tell(WebDrained(number, size))
+        if pending.exchange.unsent_bytes > UNSENT_BYTES:
+            self._loop.call_later(pending.poll_s, self._drain, number, pending)
+            pending.poll_s = min(2 * pending.poll_s, MAX_DRAIN_POLL_S)
+            return
+        size, pending.untaken, pending.is_draining, pending.poll_s = pending.untaken, 0, False, DRAIN_POLL_S
+        self._tell(number, iter((WebDrained(number, size),)))
 
-    def _on_failed(self, frame: WebFailed) -> None:
-        self._end(frame.number).fail(500, "the web app failed")
+    def _on_ended(self, frame: WebEnded) -> None:
+        if not frame.is_complete:
+            self._pending.pop(frame.number).fail(500, "the web app failed")
 
     def _on_accept(self, frame: WebAccept) -> None:
         number, pending, socket = frame.number, self._pending[frame.number], self._of(frame.number)
@@ -299,18 +386,29 @@ class WebProcess:
 
     def _on_message(self, number: int, message: str | bytes) -> None:
         is_text = isinstance(message, str)
-        self._tell(WebInput(number, message.encode() if isinstance(message, str) else message, is_text))
+        self._pending[number].unread.add(len(message))
+        data = message.encode() if isinstance(message, str) else message
+        self._tell(number, iter((WebInput(number, data, is_text),)))
+
+    def _on_taken(self, frame: WebTaken) -> None:
+        self._pending[frame.number].unread.take(frame.count)
+        self._of(frame.number).taken(frame.count)
 
     def _on_output(self, frame: WebOutput) -> None:
         self._of(frame.number).send(frame.data.decode() if frame.is_text else frame.data)
-        self._acknowledge(frame.number, self._pending[frame.number].exchange, len(frame.data))
+        self._acknowledge(frame.number, self._pending[frame.number], frame.data)
 
     def _on_close(self, frame: WebClose) -> None:
-        pending = self._end(frame.number)
+        pending = self._pending.pop(frame.number)
         if pending.socket is not None and pending.has_accepted:
             pending.socket.close(frame.code, frame.reason)
         else:
             respond_problem(pending.exchange, make_problem(403, "the web app refuses this WebSocket"))
+
+
+def _release(charge: MemoryCharge | None) -> None:
+    if charge is not None:
+        charge.release()
 
 
 def response_head(start: WebStart, has_cors: bool) -> tuple[int, bytes, bytes]:
