@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +200,117 @@ def test_a_script_serves_its_app_in_worker_processes_until_it_is_told_to_stop(tm
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not Path(f"/proc/{pid}").exists()
+
+
+def waiting() -> lamina.App:
+    app = lamina.App("waiting")
+    running = {"now": 0, "most": 0, "left": 0}
+
+    @app.function(concurrency=20)
+    async def meet(others: int) -> int:
+        """Ends when so many calls are here."""
+        running["now"] += 1
+        running["most"] = max(running["most"], running["now"])
+        try:
+            while running["most"] < others:
+                await asyncio.sleep(0.001)
+            return running["most"]
+        except asyncio.CancelledError:
+            running["left"] += 1
+            raise
+        finally:
+            running["now"] -= 1
+
+    @app.function(concurrency=4)
+    async def left(count: int) -> int:
+        while running["left"] < count:
+            await asyncio.sleep(0.001)
+        return running["left"]
+
+    met = threading.Barrier(4, timeout=60)
+
+    @app.function(concurrency=4, cpu=0.25)
+    def lines(count: int):
+        for number in range(count):
+            met.wait()  # for the same line of the other streams
+            yield number
+
+    @app.function()
+    async def echo(messages: AsyncIterator[str], name: str = ""):
+        yield "ready"
+        async for message in messages:
+            yield name + message
+
+    return app
+
+
+def test_a_function_with_concurrency_serves_its_calls_at_once() -> None:
+    async def work(url: str) -> list[Any]:
+        async with lamina.AsyncClient(url) as client:
+            return await asyncio.gather(*(client.call("meet", {"others": 20}) for _ in range(20)))
+
+    with Server(waiting()) as server:
+        assert asyncio.run(work(server.url)) == [20] * 20
+
+
+def test_plain_generators_stream_side_by_side() -> None:
+    async def streamed(client: lamina.AsyncClient) -> list[Any]:
+        return [piece async for piece in client.stream("lines", {"count": 3})]
+
+    async def work(url: str) -> list[Any]:
+        async with lamina.AsyncClient(url) as client:
+            return await asyncio.gather(*(streamed(client) for _ in range(4)))
+
+    with Server(waiting()) as server:
+        assert asyncio.run(work(server.url)) == [[0, 1, 2]] * 4
+
+
+def test_more_conversations_than_threads_wait_for_their_clients() -> None:
+    websockets = pytest.importorskip("websockets.sync.client", reason="pip install 'lamina[clients]'")
+    with Server(waiting()) as server, ExitStack() as stack:
+        url = f"ws://127.0.0.1:{server.port}/v1/functions/echo/ws?name="
+        sockets = [stack.enter_context(websockets.connect(f"{url}{number}")) for number in range(40)]
+        assert {socket.recv() for socket in sockets} == {'"ready"'}
+        for number, socket in reversed(list(enumerate(sockets))):
+            socket.send('"!"')
+            assert json.loads(socket.recv()) == f"{number}!"
+
+
+def test_a_client_that_leaves_cancels_its_call_here_too() -> None:
+    with Server(waiting()) as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as link:
+            link.sendall(
+                b"POST /v1/functions/meet HTTP/1.1\r\nhost: localhost\r\ncontent-length: 15\r\n\r\n" + b'{"others": 999}'
+            )
+        assert server.client.call("left", {"count": 1}) == 1
+
+
+CELL = """
+@app.function()
+def double(x: int) -> int:
+    return {times} * x
+"""
+
+
+def test_a_cell_that_runs_again_defines_its_functions_anew(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("sys.ps1", ">>> ", raising=False)
+    app = lamina.App("cells")
+    cell = {"__name__": "__main__", "app": app}
+    exec(CELL.format(times=2), cell)
+    first = app.serve(port=0)
+    assert first.client.call("double", {"x": 21}) == 42
+    exec(CELL.format(times=3), cell)
+    assert "double is defined anew; the server has it after app.serve()" in capsys.readouterr().out
+    second = app.serve(port=0)
+    try:
+        assert second.client.call("double", {"x": 21}) == 63
+        assert repr(first).endswith("stopped>")
+    finally:
+        second.stop()
+
+
+def test_a_name_that_is_taken_in_a_file_is_a_mistake() -> None:
+    app = lamina.App("file")
+    app.function(name="double")(lambda x: x)
+    with pytest.raises(BadValue, match="has a 'double' already"):
+        app.function(name="double")(lambda x: x)

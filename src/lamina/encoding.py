@@ -32,6 +32,8 @@ MAX_RANK = 32
 MAX_EMPTY = 2**20
 """Rows an array without elements may have: they cost nothing here and a list each as JSON."""
 
+BOM = b"\xef\xbb\xbf"
+_NO_NUMBERS = re.compile(rb"[\[:,]\s*-?(NaN|Infinity)\b")
 _STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _TOO_DEEP = f"body: nested deeper than {MAX_DEPTH}"
@@ -199,7 +201,7 @@ def _enc_hook(value: Any) -> Any:
         if (hasattr(value, "shape") and value.shape != ()) or type(value).__name__ == "ndarray":
             dtype = value.dtype.name  # the same for both byte orders; ours is little
             if dtype not in DTYPES or hasattr(value, "mask"):
-                raise TypeError(f"{type(value).__name__} of dtype {dtype}")
+                raise TypeError(f"{type(value).__name__} of dtype {dtype} (.tolist() makes a list of it)")
             head = msgspec.msgpack.encode((dtype, list(value.shape)))
             data = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
             return msgspec.msgpack.Ext(TENSOR, len(head).to_bytes(2, "little") + head + data)
@@ -216,8 +218,33 @@ def _in_plain_types(value: Any) -> Any:
     if isinstance(value, tuple | set | frozenset):
         return list(value)
     if hasattr(value, "model_dump"):  # pydantic's models; dataclasses need no help
-        return value.model_dump()
-    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__}")
+        return _dumped(value)
+    if type(value).__module__.partition(".")[0] in ("pydantic", "ipaddress"):  # addresses; secrets, which hide themselves
+        return str(value)
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    way = next((way for known, way in _WAYS.items() if name.startswith(known)), "")
+    raise TypeError(f"{name} ({way})" if way else name)
+
+
+_WAYS = {
+    "torch.Tensor": ".numpy(force=True) makes an array of it",
+    "PIL.": 'save it into an io.BytesIO, and return that as lamina.Response(file.getvalue(), content_type="image/png")',
+    "pandas.core.frame.DataFrame": '.to_dict("records") makes a list of it',
+    "pandas.core.series.Series": ".to_list() makes a list of it",
+    "builtins.generator": "a function that streams yields by itself: yield from it",
+}
+"""What to return instead of what newcomers return first, by how the names of the classes begin."""
+
+
+def _dumped(model: Any) -> Any:
+    """A model as pydantic sends it: by its aliases, and what JSON has no word for as its own rules say. Where those have no
+    answer (arrays, bytes that are no text) it goes out as its Python values."""
+    if not hasattr(model, "__pydantic_serializer__"):
+        return model.model_dump()
+    try:
+        return model.model_dump(mode="json", by_alias=True)
+    except ValueError:  # the family of pydantic's errors, and that of UnicodeDecodeError
+        return model.model_dump(by_alias=True)
 
 
 def _python_scalar(scalar: Any) -> Any:
@@ -317,16 +344,23 @@ def to_json(value: Any) -> bytes:
 
 
 def from_json(text: bytes) -> Any:
-    """Decode any JSON value; depth is bounded, and numbers JSON does not have are refused."""
+    """Decode any JSON value; depth is bounded, and numbers JSON does not have are refused. A byte order mark before it, which
+    editors and shells of Windows write, means nothing."""
     try:
-        value = msgspec.json.decode(text)
+        value = msgspec.json.decode(text.removeprefix(BOM) if text[:3] == BOM else text)
     except RecursionError:
         raise BadValue(_TOO_DEEP, hint="flatten the value") from None
     except (msgspec.MsgspecError, ValueError) as error:
-        raise BadValue(f"body: not JSON: {error}", hint="send one JSON value, in UTF-8") from None
+        raise BadValue(f"body: not JSON: {error}", hint=_json_hint(text)) from None
     if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _is_deeper_than(text, MAX_DEPTH):
         raise BadValue(_TOO_DEEP, hint="flatten the value")
     return value
+
+
+def _json_hint(text: bytes) -> str:
+    if text[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "this is UTF-16: send one JSON value, in UTF-8"
+    return "send one JSON value, in UTF-8" + ("; JSON has no NaN and no Infinity: null" if _NO_NUMBERS.search(text) else "")
 
 
 def _is_deeper_than(text: bytes, limit: int) -> bool:

@@ -3,6 +3,8 @@
 For code that lies in no file a worker could import (a notebook, an interpreter), and for tests over HTTP that want mocks, a
 debugger and coverage to see the functions. Batches, queues and deadlines are the server's own. What a process gives is missing:
 a function that hangs keeps its thread, one that ends the process ends the server, and threads share the interpreter.
+
+An instance whose function serves several calls at once (`concurrency=`) has an event loop in its thread, and a task for each.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +31,7 @@ from lamina.sdk.app import App
 from lamina.sdk.app_state import WHICH_REQUEST, BatchState
 from lamina.sdk.context import BatchContext, active_context
 from lamina.sdk.function import Function
+from lamina.sdk.runner import Runner
 from lamina.types import DeviceSpec
 from lamina.values.references import ErrorInfo, Stored
 from lamina.values.slot_refs import SlotReferences
@@ -44,18 +48,43 @@ class _Batch:
     jobs: list[JobFrame]
     followers: list[_Batch] = field(default_factory=list)  #: of other instances; they start when this one ends
     messages: _Messages | None = None  #: of its client, while it runs
+    cancel: Callable[[], None] | None = None  #: ends the task that it is, in an instance with a loop
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """A batch with its inputs decoded, ready to be called."""
+
+    outputs: list[Any]  #: per job; an error where its inputs had one
+    calls: dict[int, dict[str, Any]]  #: by job
+    state: BatchState
+    context: BatchContext
+    emit: Callable[[Any], bool] | None
 
 
 class _Messages:
-    """Messages of a client for a call, from the loop's thread to that of its instance."""
+    """Messages of a client for a call, from the loop's thread to the loop of its instance, which may be later."""
 
     def __init__(self, on_taken: Callable[[int], None]) -> None:
-        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._early: list[bytes | None] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._on_taken = on_taken
-        self.put = self._queue.put
+
+    def put(self, message: bytes | None) -> None:
+        with self._lock, suppress(RuntimeError):  # the loop of the instance has ended
+            if self._loop is None:
+                self._early.append(message)
+            else:
+                self._loop.call_soon_threadsafe(self._queue.put_nowait, message)
 
     async def items(self) -> AsyncIterator[Any]:
-        while (message := await asyncio.to_thread(self._queue.get)) is not None:
+        with self._lock:
+            self._loop = asyncio.get_running_loop()
+            for message in self._early:
+                self._queue.put_nowait(message)
+        while (message := await self._queue.get()) is not None:
             self._on_taken(1)
             yield encoding.decode(message)
 
@@ -110,8 +139,11 @@ class InProcessEngine:
             case DropJob():
                 self._wanted.discard(action.job_id)
                 for batch in self._open.values():
-                    if batch.messages is not None and batch.action.jobs[0].id == action.job_id:
-                        batch.messages.put(None)
+                    if batch.action.jobs[0].id == action.job_id:
+                        if batch.messages is not None:
+                            batch.messages.put(None)
+                        if batch.cancel is not None:
+                            batch.cancel()
             case _:
                 pass
 
@@ -200,15 +232,54 @@ class InProcessEngine:
         self._tell(self._on_loaded, instance, (time.monotonic_ns() - began_ns) // 1000, error)
         if error is not None:
             return
-        run = runner.run if runner is not None else _mocked(mock)
-        while (batch := instance.inbox.get()) is not None:
-            started_ns = time.perf_counter_ns()
-            results = self._run(function, run, batch)
-            self._tell(self._on_done, batch, (time.perf_counter_ns() - started_ns) // 1000, results)
+        if runner is not None and function.spec.concurrency > 1:
+            runner.run_coroutine(self._serve_at_once(instance, function, runner))
+        else:
+            run = runner.run if runner is not None else _mocked(mock)
+            while (batch := instance.inbox.get()) is not None:
+                started_ns = time.perf_counter_ns()
+                prepared = self._prepare(function, batch)
+                with active_context(prepared.context):
+                    found = self._outputs(run, list(prepared.calls.values()), prepared.emit)
+                self._finish(function, batch, prepared, found, started_ns)
         if runner is not None:
             runner.close()
 
-    def _run(self, function: Function[..., Any], run: Run, batch: _Batch) -> list[bytes | ErrorInfo]:
+    async def _serve_at_once(self, instance: _Instance, function: Function[..., Any], runner: Runner) -> None:
+        """Run batches side by side on the loop that `load` ran on, each a call; plain generators in threads of their own."""
+        loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+        plain = function.streams and not function.is_async
+        threads = ThreadPoolExecutor(function.spec.concurrency) if plain else None
+        while (batch := await asyncio.to_thread(instance.inbox.get)) is not None:
+            task = loop.create_task(self._run_at_once(function, runner, batch, threads))
+            batch.cancel = partial(_cancel_in, loop, task)
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if threads is not None:
+            threads.shutdown(wait=False)
+
+    async def _run_at_once(
+        self, function: Function[..., Any], runner: Runner, batch: _Batch, threads: ThreadPoolExecutor | None
+    ) -> None:
+        started_ns = time.perf_counter_ns()
+        prepared = self._prepare(function, batch)
+        found: list[Any] = []
+        with active_context(prepared.context):
+            for inputs in prepared.calls.values():
+                try:
+                    if batch.action.jobs[0].id not in self._wanted:  # it had left before there was a task to cancel
+                        raise asyncio.CancelledError
+                    found.append(await runner.run_concurrently(inputs, prepared.emit, threads))
+                except asyncio.CancelledError:
+                    found.append(LaminaError("cancelled: its client has left"))
+                except BaseException as error:  # as in a worker: a function ends its call, not its thread
+                    found.append(error)
+        self._finish(function, batch, prepared, found, started_ns)
+
+    def _prepare(self, function: Function[..., Any], batch: _Batch) -> _Prepared:
         outputs: list[Any] = [job.error for job in batch.jobs]
         calls: dict[int, dict[str, Any]] = {}
         for index, job in enumerate(batch.jobs):
@@ -233,18 +304,22 @@ class InProcessEngine:
             batch_state=state,
             places=tuple(calls),
         )
-        with active_context(context):
-            found = self._outputs(run, list(calls.values()), emit)
-        for index, output in zip(calls, found, strict=True):
+        return _Prepared(outputs, calls, state, context, emit)
+
+    def _finish(
+        self, function: Function[..., Any], batch: _Batch, prepared: _Prepared, found: list[Any], started_ns: int
+    ) -> None:
+        outputs, emit = prepared.outputs, prepared.emit
+        for index, output in zip(prepared.calls, found, strict=True):
             outputs[index] = output
         results = [_encoded(output) for output in outputs]
-        changes = changes_of(state, results)
+        changes = changes_of(prepared.state, results)
         if changes:
             self._tell(self._on_stateful, function.name)
             verdicts = self._app.local_state.commit_batch(changes)
             for place, failed in commit_errors(batch.action.jobs, verdicts, lambda job: emit is None).items():
                 results[place] = failed
-        return results
+        self._tell(self._on_done, batch, (time.perf_counter_ns() - started_ns) // 1000, results)
 
     def _outputs(self, run: Run, calls: list[dict[str, Any]], emit: Callable[[Any], bool] | None) -> list[Any]:
         try:
@@ -266,6 +341,11 @@ class InProcessEngine:
     def _tell(self, act: Callable[..., None], *args: Any) -> None:
         with suppress(RuntimeError):  # the server has stopped, and its loop with it
             self._loop.call_soon_threadsafe(act, *args)
+
+
+def _cancel_in(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
+    with suppress(RuntimeError):  # the loop of the instance has ended
+        loop.call_soon_threadsafe(task.cancel)
 
 
 def _decoded(stored: Stored) -> Any:

@@ -189,6 +189,18 @@ class LocalServer:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
+_served: dict[str, LocalServer] = {}
+"""Servers of a notebook, by app. A cell that runs again makes another app of the same name, and knows nothing of them."""
+
+
+def replace_earlier(server: LocalServer) -> None:
+    """Stop the server that a notebook has started before for an app of this name: this one takes its place, and its port."""
+    earlier = _served.pop(server.app.name, None)
+    if earlier is not None:
+        earlier.stop(0.0)
+    _served[server.app.name] = server
+
+
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     """Thread of a server: its loop until that is stopped."""
     try:

@@ -1,9 +1,10 @@
 """Conversion of inputs to their annotations: a dict that came over the wire becomes the dataclass, a list the tuple.
 
-Only annotations that JSON has no word for do this: dataclasses, structs, enums, dates, tuples, sets, and models that validate
-themselves (pydantic's), and arrays of numpy. Of a plain `x: float` only the JSON type is checked. A value of another type is the
-caller's mistake, and is said to be: `x.upper()` of a number would look like the function's. Nothing is converted then, and what
-JSON has no word for (arrays, bytes) is let through: there an annotation is a note to the reader. Bytes for a `str` are its UTF-8.
+Annotations that say more than a JSON type do this: dataclasses, structs, typed dicts, enums, literals, dates, tuples, sets,
+bytes inside of others, constraints (`Annotated[int, Meta(ge=0)]`), and arrays of numpy. What has to do with pydantic is left to
+pydantic. Of a plain `x: float` only the JSON type is checked. A value of another type is the caller's mistake, and is said to be:
+`x.upper()` of a number would look like the function's. Nothing is converted then, and what JSON has no word for (arrays, bytes)
+is let through: there an annotation is a note to the reader. Bytes for a `str` are its UTF-8.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import msgspec
 
 from lamina.errors import BadValue
 from lamina.sdk.binding import NOTHING, Param, defaults_of
-from lamina.sdk.json_schema import schema_of
+from lamina.sdk.json_schema import pydantic_adapter, schema_of
 from lamina.sdk.tensors import Tensor
 
 _NUMBER = (bool, int, float)
@@ -44,7 +45,7 @@ _WORDS: dict[type, str] = {
     str: "text",
     int: "a number",
     float: "a number",
-    bool: "a number",
+    bool: "true or false",
     list: "a list",
     dict: "an object",
     bytes: "bytes",
@@ -72,8 +73,11 @@ def json_type_check(name: str, hint: Any, default: Any) -> Callable[[Any], Any] 
     wrong = _JSON.difference(*(_KINDS[kind] for kind in kinds), [type(None)] if _may_be_none(hint, default) else [])
     needed = " or ".join(dict.fromkeys(_WORDS[kind] for kind in kinds))
     takes_base64, takes_text = kinds == (bytes,), kinds == (str,)
+    takes_whole = int in kinds and float not in kinds
 
     def check(value: Any) -> Any:
+        if takes_whole and type(value) is float:
+            return _whole_number(name, value)
         if takes_text and type(value) is bytes:
             return _from_utf8(name, value)
         if takes_base64 and type(value) is str:  # all that JSON has for bytes
@@ -91,6 +95,13 @@ def _from_base64(name: str, text: str) -> bytes:
     except ValueError:
         hint = "send base64 in JSON, the bytes themselves as the body, or a file in a form"
         raise BadValue(f"{name}: {reprlib.repr(text)} is text where bytes are needed, and not base64", hint=hint) from None
+
+
+def _whole_number(name: str, value: float) -> int:
+    """A float that JSON, which has one kind of number, means as an integer."""
+    if value.is_integer():
+        return int(value)
+    raise BadValue(f"{name}: {value!r} is no whole number", hint="send a whole number")
 
 
 def _from_utf8(name: str, data: bytes) -> str:
@@ -150,6 +161,8 @@ _CONTAINERS = (
     collections.abc.Mapping,
     collections.abc.Iterable,
 )
+_WITHIN = (bytes, bytearray)
+"""Types that are converted where they are part of another; alone they have a check of their own."""
 
 
 def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
@@ -188,6 +201,15 @@ def field_hint(hint: Any, key: str | int) -> Any:
     if get_origin(hint) is dict:
         return arguments[1]
     return hints_of(hint).get(key) if isinstance(hint, type) else None
+
+
+def wire_name(hint: Any, name: str) -> str:
+    """What the field `name` of something so annotated is called on the wire: models of pydantic may have an alias for it."""
+    for choice in get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,):
+        field = getattr(choice, "model_fields", {}).get(name) if isinstance(choice, type) else None
+        if field is not None and getattr(field, "serialization_alias", None):
+            return str(field.serialization_alias)
+    return name
 
 
 def has_field(hint: Any, name: str) -> bool:
@@ -232,13 +254,14 @@ def result_converter(hint: Any) -> Converter:
 
 def _converter_to(name: str, hint: Any, default: Any) -> Converter | None:
     if _is_array(hint):
-        return _array_converter(name, hint)
-    if not _needs_conversion(hint):
-        return json_type_check(name, hint, default)
-    with contextlib.suppress(TypeError):  # msgspec knows no way to make it: it stays as it comes
-        msgspec.json.Decoder(hint, dec_hook=_decode_hook)
-        return _converter(name, hint)
-    return None
+        return _array_converter(name, hint, optional=_may_be_none(hint, default))
+    if (adapter := pydantic_adapter(hint)) is not None:
+        return _pydantic_converter(name, adapter, optional=default is None)
+    if _needs_conversion(hint):
+        with contextlib.suppress(TypeError):  # msgspec knows no way to make it: it stays as it comes
+            msgspec.json.Decoder(hint, dec_hook=_decode_hook)
+            return _converter(name, hint, optional=default is None)
+    return json_type_check(name, hint, default)
 
 
 def typed_params(params: tuple[Param, ...], target: Callable[..., Any], *, batched: bool = False) -> tuple[Param, ...]:
@@ -262,28 +285,50 @@ def request_hint(hint: Any, *, batched: bool) -> Any:
 
 
 def _is_array(hint: Any) -> bool:
-    """Whether it is numpy's array, or one of a dtype; numpy need not be imported for that."""
-    kind = get_origin(hint) or hint
+    """Whether it is numpy's array, or one of a dtype, or None; numpy need not be imported for that."""
+    return _is_array_class(get_origin(_without_none(hint)) or _without_none(hint))
+
+
+def _is_array_class(kind: Any) -> bool:
     return isinstance(kind, type) and kind.__module__ == "numpy" and kind.__name__ == "ndarray"
 
 
-def _array_converter(name: str, hint: Any) -> Converter:
+def _without_none(hint: Any) -> Any:
+    """The other choice of an annotation that allows one type or None."""
+    if get_origin(hint) not in (typing.Union, types.UnionType):
+        return hint
+    choices = [choice for choice in get_args(hint) if choice is not type(None)]
+    return choices[0] if len(choices) == 1 else hint
+
+
+def _array_converter(name: str, hint: Any, *, optional: bool) -> Converter:
     """Lists of numbers become arrays, of the dtype that an `NDArray[...]` names; arrays pass as they are."""
-    dtypes = get_args(get_args(hint)[1]) if len(get_args(hint)) == 2 else ()
-    dtype = dtypes[0] if dtypes and isinstance(dtypes[0], type) else None
 
     def make(value: Any) -> Any:
-        if type(value) not in (list, int, float, bool):
+        if value is None and optional:
             return value
+        try:
+            return _to_array(hint, value)
+        except TypeError as error:
+            raise BadValue(f"{name}: {error}", hint="send nested lists of equal lengths") from None
+
+    return make
+
+
+def _to_array(hint: Any, value: Any) -> Any:
+    if type(value) not in _JSON and type(value) is not bytes:
+        return value
+    if type(value) in (list, *_NUMBER):
         import numpy
 
+        named = get_args(_without_none(hint))
+        dtypes = get_args(named[1]) if len(named) == 2 else ()
+        dtype = dtypes[0] if dtypes and isinstance(dtypes[0], type) else None
         with contextlib.suppress(ValueError, TypeError, OverflowError):  # lists of different lengths, or of other things
             array = numpy.asarray(value, dtype)
             if array.dtype.kind in "biufc":
                 return array
-        raise BadValue(f"{name}: {reprlib.repr(value)} is no array of numbers", hint="send nested lists of equal lengths")
-
-    return make
+    raise TypeError(f"{reprlib.repr(value)} is no array of numbers")
 
 
 def _has_dataclass(hint: Any) -> bool:
@@ -305,19 +350,48 @@ def _fill_defaults(value: Any) -> None:
             _fill_defaults(value.__dict__[field.name])
 
 
-def _converter(name: str, hint: Any) -> Converter:
+def _converter(name: str, hint: Any, *, optional: bool) -> Converter:
     has_dataclass = _has_dataclass(hint)
 
     def make(value: Any) -> Any:
+        if value is None and optional:  # `x: Point = None` means it too
+            return value
         try:
             made = msgspec.convert(value, hint, dec_hook=_decode_hook, str_keys=True)
             if has_dataclass:
                 _fill_defaults(made)
             return made
         except (msgspec.ValidationError, RecursionError) as error:
-            raise BadValue(f"{name}: {error}") from None
+            raise BadValue(f"{name}: {error}", hint=hint_of_choices) from None
         except InvalidFields as error:
             raise error.renamed(name) from None
+
+    hint_of_choices = _choices_said(hint)
+    return make
+
+
+def _choices_said(hint: Any) -> str:
+    """What a literal or an enum takes, in words."""
+    one = _without_none(hint)
+    if get_origin(one) is typing.Literal:
+        values: Sequence[Any] = get_args(one)
+    else:
+        values = [member.value for member in one] if isinstance(one, type) and issubclass(one, enum.Enum) else []
+    return f"send {' or '.join(map(repr, values[:MAX_INVALID_FIELDS]))}" if values else ""
+
+
+def _pydantic_converter(name: str, adapter: Any, *, optional: bool) -> Converter:
+    def make(value: Any) -> Any:
+        if value is None and optional:
+            return value
+        try:
+            return adapter.validate_python(value)
+        except ValueError as error:
+            if hasattr(error, "errors"):
+                raise InvalidFields(error.errors()).renamed(name) from None
+            raise BadValue(f"{name}: {error}") from None
+        except RecursionError as error:
+            raise BadValue(f"{name}: {error}") from None
 
     return make
 
@@ -341,18 +415,28 @@ def _needs_conversion(hint: Any) -> bool:
     origin = get_origin(hint)
     if origin is Annotated:
         inner, *notes = get_args(hint)
-        return not any(isinstance(note, Tensor) for note in notes) and _needs_conversion(inner)
+        if any(isinstance(note, Tensor) for note in notes):
+            return False
+        return _needs_conversion(inner) or any(isinstance(note, msgspec.Meta) for note in notes)
+    if origin is typing.Literal or typing.is_typeddict(hint):
+        return True
     kind = origin or hint
     if isinstance(kind, type) and (
         dataclasses.is_dataclass(kind) or issubclass(kind, _CONVERTED_TYPES) or hasattr(kind, "model_validate")
     ):
         return True
-    return origin in _CONTAINERS and any(_needs_conversion(inner) for inner in get_args(hint))
+    arguments = get_args(hint)
+    if origin not in _CONTAINERS or not arguments:
+        return False
+    if origin in (typing.Union, types.UnionType):
+        return any(map(_needs_conversion, arguments))
+    has_names = origin not in (dict, collections.abc.Mapping) or arguments[0] in (str, Any)
+    return not has_names or any(_is_array(one) or one in _WITHIN or _needs_conversion(one) for one in arguments)
 
 
 def _decode_hook(kind: type, value: Any) -> Any:
     """Convert to classes that msgspec does not know."""
-    if isinstance(value, kind):
+    if isinstance(value, get_origin(kind) or kind):
         return value
     if hasattr(kind, "model_validate"):
         try:
@@ -361,8 +445,6 @@ def _decode_hook(kind: type, value: Any) -> Any:
             if hasattr(error, "errors"):
                 raise InvalidFields(error.errors()) from None
             raise
-    if kind.__module__.partition(".")[0] == "numpy" and kind.__name__ == "ndarray":
-        import numpy
-
-        return numpy.asarray(value)
+    if _is_array_class(get_origin(kind) or kind):
+        return _to_array(kind, value)
     raise TypeError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")

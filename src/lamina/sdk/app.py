@@ -225,7 +225,7 @@ class App:
 
         def decorate(target: Any, /) -> Any:
             target_name = name or target.__name__
-            self.claim_name(target_name, place)
+            self.claim_name(target_name, place, target)
             made: CompetingFunction[..., Any] = CompetingFunction(self, target, target_name, goal, place, bodies)
             self.workflows[target_name] = made
             return made
@@ -239,7 +239,7 @@ class App:
         place = user_place()
         given = {key: value for key, value in options.items() if key != "name"}
         target_name = options.get("name") or (_snake(target.__name__) if isinstance(target, type) else target.__name__)
-        self.claim_name(target_name, place)
+        self.claim_name(target_name, place, target)
         spec, isolated = _function_spec(**given)
         function: Function[..., Any] = Function(
             *(self, target, replace(spec, name=target_name), place),
@@ -279,7 +279,7 @@ class App:
         def decorate(build: Callable[[GraphBuilder], None]) -> KernelGraphFunction:
             place = user_place()
             target_name = name or build.__name__
-            self.claim_name(target_name, place)
+            self.claim_name(target_name, place, build)
             builder = GraphBuilder()
             build(builder)
             made = replace(spec, name=target_name)
@@ -299,7 +299,7 @@ class App:
         def decorate(target: Callable[P, R], /) -> Workflow[P, R]:
             place = user_place()
             target_name = name or target.__name__
-            self.claim_name(target_name, place)
+            self.claim_name(target_name, place, target)
             workflow = Workflow(self, target, target_name, goal, place)
             self.workflows[target_name] = workflow
             return workflow
@@ -440,18 +440,19 @@ class App:
         In a script it returns when the server was stopped (Ctrl-C, SIGTERM); functions run in worker processes, which import the
         script: what it does besides belongs below `if __name__ == "__main__":`. In a notebook, and where an event loop runs, it
         returns at once, with the server: `server.url`, `server.client`, `server.stop()`; functions of a notebook run in its
-        threads. `background` decides otherwise. Where the script is only imported, by a worker or by `lamina serve`, its import
-        ends here.
+        threads, and a server that an earlier cell has started for an app of this name is stopped. `background` decides otherwise.
+        Where the script is only imported, by a worker or by `lamina serve`, its import ends here.
         """
         from lamina.sdk.app_loader import end_import
 
         is_imported = end_import()
         if background is None:
-            background = hasattr(sys, "ps1") or "ipykernel" in sys.modules or _in_event_loop()
-        server: RunningServer = import_module("lamina.gateway.local_server").LocalServer(
-            self, host=host, port=port, policy=policy
-        )
+            background = _is_interactive() or _in_event_loop()
+        local_server = import_module("lamina.gateway.local_server")
+        server: RunningServer = local_server.LocalServer(self, host=host, port=port, policy=policy)
         if not is_imported:
+            if _is_interactive():
+                local_server.replace_earlier(server)
             server.start(announce=True)
             if not background:
                 server.wait()
@@ -464,14 +465,26 @@ class App:
         while self._clients:
             self._clients.popitem()[1].close()
 
-    def claim_name(self, name: str, place: str) -> None:
-        """Check that a name is valid and not taken in this app."""
+    def claim_name(self, name: str, place: str, target: Any = None) -> None:
+        """Check that a name is valid and not taken in this app. In a notebook a cell that runs again defines its names anew."""
         _checked(name, "name", place)
         taken = self.functions.get(name) or self.workflows.get(name)
-        if taken is not None:
+        if taken is None:
+            return
+        if not (_is_interactive() and getattr(target, "__module__", "") == "__main__"):
             raise BadValue(
                 f"{place}: app {self.name!r} has a {name!r} already, from {taken.place}", hint="give one of them another name="
             )
+        self.functions.pop(name, None)
+        self.workflows.pop(name, None)
+        self.triggers = [trigger for trigger in self.triggers if trigger.target != name]
+        if self._url:
+            print(f"{name} is defined anew; the server has it after app.serve()")  # noqa: T201
+
+
+def _is_interactive() -> bool:
+    """Whether this is a notebook or an interpreter: what is typed there may be typed again."""
+    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
 
 
 def _in_event_loop() -> bool:

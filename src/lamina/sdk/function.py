@@ -132,7 +132,7 @@ class Function(RemoteTarget[P, R_co]):
     @property
     def result_schema(self) -> dict[str, Any]:
         """JSON Schema of one result; {}: any."""
-        return schema_of(self.returns)
+        return schema_of(self.returns, "serialization")
 
     def update_spec(self, **fields: Any) -> None:
         """Replace fields of the spec, before it is deployed."""

@@ -1,13 +1,14 @@
 """JSON Schemas of annotations: what a request and a result look like to a client, for OpenAPI and for the fields of forms.
 
-msgspec knows dataclasses, structs, typed dicts, enums and all that is built of them; models that validate themselves (pydantic's)
-say what they look like. Each schema stands alone: what it refers to is under its own `$defs`.
+msgspec knows dataclasses, structs, typed dicts, enums and all that is built of them; what has to do with pydantic, pydantic
+describes. Each schema stands alone: what it refers to is under its own `$defs`.
 """
 
 from __future__ import annotations
 
 import collections.abc
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+import contextlib
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -15,26 +16,53 @@ if TYPE_CHECKING:
     from lamina.sdk.tensors import Tensor
 
 Schema = dict[str, Any]
+Mode = Literal["validation", "serialization"]
+"""Of what comes in, or of what goes out: models of pydantic may differ in that."""
 
 DEFS = "#/$defs/"
 _STREAMS = (collections.abc.AsyncIterator, collections.abc.AsyncIterable)
 _NUMBERS = {"BO": "boolean", "BY": "string", "IN": "integer", "UI": "integer"}  #: by how names of dtypes begin
 
 
-def schema_of(hint: Any) -> Schema:
+def pydantic_adapter(hint: Any) -> Any:
+    """What pydantic makes of an annotation that has to do with it; None where nothing has, or pydantic cannot."""
+    if _is_pydantic(hint):
+        with contextlib.suppress(Exception):  # beside arrays and structs, of which pydantic knows nothing
+            import pydantic
+
+            return pydantic.TypeAdapter(hint)
+    return None
+
+
+def _is_pydantic(hint: Any) -> bool:
+    notes = getattr(hint, "__metadata__", ()) if get_origin(hint) is Annotated else ()
+    if any(type(note).__module__.partition(".")[0] in ("pydantic", "annotated_types") for note in notes):
+        return True
+    if isinstance(hint, type) and (hint.__module__.partition(".")[0] == "pydantic" or hasattr(hint, "__pydantic_core_schema__")):
+        return True
+    return any(map(_is_pydantic, get_args(hint))) if get_origin(hint) is not Literal else False
+
+
+def schema_of(hint: Any, mode: Mode = "validation") -> Schema:
     """The schema of an annotation; {} where it says nothing that JSON has a word for."""
     if hint is None or hint is Any:
         return {}
     if get_origin(hint) in _STREAMS:
-        return {"type": "array", "items": schema_of(get_args(hint)[0]) if get_args(hint) else {}}
+        return {"type": "array", "items": schema_of(get_args(hint)[0], mode) if get_args(hint) else {}}
     if get_origin(hint) is Annotated:
         from lamina.sdk.tensors import Tensor
 
         tensor = next((note for note in get_args(hint)[1:] if isinstance(note, Tensor)), None)
         if tensor is not None:
             return _tensor_schema(tensor)
+    with contextlib.suppress(Exception):  # nothing of pydantic's, or a model that cannot say its own
+        return _pydantic_schema(hint, mode)
+
+    def describe(kind: type) -> Schema:
+        return _schema_hook(kind, mode)
+
     try:
-        (schema,), components = msgspec.json.schema_components([hint], schema_hook=_schema_hook, ref_template=DEFS + "{name}")
+        (schema,), components = msgspec.json.schema_components([hint], schema_hook=describe, ref_template=DEFS + "{name}")
     except Exception:  # a type that has no JSON form, or a model of a library that cannot say its own
         return {}
     defs = dict(components)
@@ -53,8 +81,18 @@ def _tensor_schema(tensor: Tensor) -> Schema:
     return schema | {"description": f"{kind} of shape {list(tensor.shape)}"}
 
 
-def _schema_hook(kind: type) -> Schema:
+def _pydantic_schema(hint: Any, mode: Mode) -> Schema:
+    adapter = pydantic_adapter(hint)
+    if adapter is None:
+        raise TypeError("it has nothing to do with pydantic")
+    found: Schema = adapter.json_schema(mode=mode, ref_template=DEFS + "{model}")
+    return found
+
+
+def _schema_hook(kind: type, mode: Mode) -> Schema:
     """Schemas of classes that msgspec does not know."""
+    if _is_pydantic(kind):
+        return _pydantic_schema(kind, mode)
     if hasattr(kind, "model_json_schema"):
         found: Schema = kind.model_json_schema(ref_template=DEFS + "{model}")
         return found
@@ -108,6 +146,26 @@ def item_schema(schema: Schema) -> Schema:
     return {**found, "$defs": schema["$defs"]} if "$defs" in schema else found
 
 
+def takes_any_text(schema: Schema) -> bool:
+    """Whether a text may be the value whatever it says, also an empty one."""
+    return any(one.get("type") == "string" and not {"format", "enum", "const"} & one.keys() for one in _choices(schema))
+
+
+def property_schemas(schema: Schema) -> dict[str, tuple[Schema, bool]]:
+    """Schemas of the fields of an object, and whether each is required; {} if it has none, or may be something else."""
+    defs = {"$defs": schema["$defs"]} if "$defs" in schema else {}
+    choices = [one for one in _choices(schema) if one.get("type") != "null"]
+    if len(choices) != 1 or not isinstance(found := choices[0].get("properties"), dict):
+        return {}
+    required = choices[0].get("required")
+    needed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+    return {name: ({**inner, **defs}, name in needed) for name, inner in found.items() if isinstance(inner, dict)}
+
+
 def _choices(schema: Schema) -> list[Schema]:
-    options = schema.get("anyOf")
-    return [one for one in (options if isinstance(options, list) else [schema]) if isinstance(one, dict)]
+    """The schemas of which a value fits one, looked up where they are references."""
+    defs, options = schema.get("$defs"), schema.get("anyOf")
+    found: list[Any] = [one for one in (options if isinstance(options, list) else [schema]) if isinstance(one, dict)]
+    if isinstance(defs, dict):
+        found = [defs.get(str(one["$ref"]).removeprefix(DEFS)) if "$ref" in one else one for one in found]
+    return [one for one in found if isinstance(one, dict)]

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from lamina.errors import BadFlow
 from lamina.expr import Expr
-from lamina.sdk.annotation_conversion import field_hint, has_field
+from lamina.sdk.annotation_conversion import field_hint, has_field, wire_name
 from lamina.sdk.user_errors import user_place
 from lamina.units import parse_us
 
@@ -123,7 +123,7 @@ class Symbol(Comparisons["Symbol"]):
 
     def __getattr__(self, name: str) -> Any:
         if self.hint is not None and has_field(self.hint, name):
-            return self[name]
+            return Symbol([*self.form, wire_name(self.hint, name)], field_hint(self.hint, name))
         raise AttributeError(
             f"{user_place()}: .{name} of a value that a workflow does not have yet; do it in a function, which is a step"
         )

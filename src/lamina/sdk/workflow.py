@@ -63,7 +63,7 @@ class Workflow(RemoteTarget[P, R_co]):
     @property
     def result_schema(self) -> dict[str, Any]:
         """JSON Schema of its result; {}: any."""
-        return schema_of(self.returns)
+        return schema_of(self.returns, "serialization")
 
     @property
     def doc(self) -> str:

@@ -148,7 +148,7 @@ def is_heavy_request(request: HttpRequest) -> bool:
     kind = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind == http_codec.FORM and body.count(b"%") > MAX_PARTS:  # each is taken apart by itself
         return True
-    if kind in (http_codec.JSON, b"", http_codec.FORM):
+    if kind == http_codec.FORM or http_codec.is_json_type(kind):
         return is_heavy_json(body)
     if kind == http_codec.VALUE:
         return not _is_flat_map(body)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -15,7 +15,7 @@ from lamina import encoding
 from lamina.core.actions import Reply
 from lamina.errors import BadValue, FunctionFailed, LaminaError, UnknownEncoding
 from lamina.sdk.binding import NOTHING, Param, bind, bind_named, sole_param
-from lamina.sdk.json_schema import is_base64, item_schema, json_types
+from lamina.sdk.json_schema import is_base64, item_schema, json_types, property_schemas, takes_any_text
 from lamina.server.exchange import HttpRequest
 
 JSON = b"application/json"
@@ -61,7 +61,7 @@ def decode_inputs(request: HttpRequest, params: tuple[Param, ...]) -> dict[str, 
             check_encoding(request)
         kind, _, options = headers.get(b"content-type", b"").partition(b";")
         kind = kind.strip().lower()
-        if kind == JSON or not kind:
+        if is_json_type(kind):
             named = bind(params, encoding.from_json(body) if body else NOTHING)
         elif kind == VALUE:
             given = encoding.decode_input(body)
@@ -82,6 +82,11 @@ def decode_inputs(request: HttpRequest, params: tuple[Param, ...]) -> dict[str, 
         raise
 
 
+def is_json_type(kind: bytes) -> bool:
+    """Whether a content type is JSON, or one that is written in it (`application/ld+json`). None at all is JSON too."""
+    return kind == JSON or not kind or kind.endswith(b"+json")
+
+
 def _decode_urlencoded(params: tuple[Param, ...], body: bytes) -> dict[str, Any]:
     if _is_json(body):
         return bind(params, encoding.from_json(body) if body else NOTHING)
@@ -91,7 +96,7 @@ def _decode_urlencoded(params: tuple[Param, ...], body: bytes) -> dict[str, Any]
         for name, text in parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=MAX_PARTS, errors="strict"):
             fields.setdefault(name, []).append(text)
     is_form = b"=" in body and body.lstrip()[:1] not in (b"{", b"[", b'"')
-    if is_form and fields and (len(params) != 1 or names.issuperset(fields)):
+    if is_form and fields and (len(params) != 1 or names.issuperset(fields) or property_schemas(params[0].schema)):
         return bind_named(params, form_values(params, fields))
     if len(params) != 1:
         return bind(params, encoding.from_json(body))
@@ -110,7 +115,7 @@ def _only_param(params: tuple[Param, ...], kind: bytes) -> str:
 
 def _is_json(body: bytes) -> bool:
     try:
-        return not body or bool(msgspec.json.decode(body, type=msgspec.Raw))
+        return not body or bool(msgspec.json.decode(body.removeprefix(encoding.BOM), type=msgspec.Raw))
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return False
     except RecursionError:
@@ -181,18 +186,46 @@ FormField = str | bytes | msgspec.Raw
 
 _LAX = {"integer": int, "number": float, "boolean": bool, "null": type(None)}
 _WORDS = {"number": "a number", "integer": "a whole number", "boolean": "true or false"}
+_SWITCHES = {"on": "true", "yes": "true", "off": "false", "no": "false"}
+"""What check boxes of pages send."""
+_LIST_MARK = "[]"
+"""What axios, jQuery and PHP put behind the name of a field that is a list."""
 
 
-def form_values(params: tuple[Param, ...], fields: dict[str, list[FormField]]) -> dict[str, Any]:
+def form_values(params: Sequence[Param], fields: Mapping[str, list[FormField]]) -> dict[str, Any]:
     """The values of a form. It has texts alone, so each is read as the annotation of its parameter wants it; several fields of
-    one name are a list."""
+    one name are a list. Where fields of an object are given, and no parameter, they are those of the one that takes objects."""
+    sole, names = sole_param(params), {name.removesuffix(_LIST_MARK) for name in fields}
+    if fields and sole is not None and names.isdisjoint(param.name for param in params):
+        inner = property_schemas(sole.schema)
+        if inner:
+            properties = [Param(name, required, schema=schema) for name, (schema, required) in inner.items()]
+            return {sole.name: _values_by_name(properties, fields)}
+    return _values_by_name(params, fields)
+
+
+def _values_by_name(params: Sequence[Param], fields: Mapping[str, list[FormField]]) -> dict[str, Any]:
     known = {param.name: param for param in params}
-    return {name: _form_value(known[name], given) if name in known else given[0] for name, given in fields.items()}
+    found: dict[str, Any] = {}
+    for field, given in fields.items():
+        short = field.removesuffix(_LIST_MARK)
+        is_list = field not in known and short in known
+        name = short if is_list else field
+        if name not in known:
+            found[name] = given[0]
+        elif not _is_untouched(known[name], given):
+            found[name] = _form_value(known[name], given, is_list)
+    return found
 
 
-def _form_value(param: Param, given: list[FormField]) -> Any:
+def _is_untouched(param: Param, given: list[FormField]) -> bool:
+    """Whether a page has sent an empty input for a parameter that may be left out and cannot be an empty text."""
+    return given == [""] and not param.required and bool(json_types(param.schema)) and not takes_any_text(param.schema)
+
+
+def _form_value(param: Param, given: list[FormField], is_list: bool) -> Any:
     kinds = json_types(param.schema)
-    if len(given) > 1 or ("array" in kinds and not (isinstance(given[0], str) and given[0].lstrip()[:1] == "[")):
+    if is_list or len(given) > 1 or ("array" in kinds and not (isinstance(given[0], str) and given[0].lstrip()[:1] == "[")):
         if kinds and "array" not in kinds:
             raise BadValue(f"{param.name!r}: given twice", hint="send one field of that name")
         inner = item_schema(param.schema)
@@ -216,7 +249,8 @@ def _field_value(name: str, schema: dict[str, Any], field: FormField) -> Any:
     if "string" in kinds:
         wanted.append(str)
     try:
-        return msgspec.convert(field, reduce(or_, wanted), strict=False)
+        read = _SWITCHES.get(field.lower(), field) if "boolean" in kinds and "string" not in kinds else field
+        return msgspec.convert(read, reduce(or_, wanted), strict=False)
     except msgspec.ValidationError:
         words = " or ".join(_WORDS[kind] for kind in _WORDS if kind in kinds)
         raise BadValue(f"{name}: must be {words}, not {field[:80]!r}", hint=f"send {words} in this field") from None

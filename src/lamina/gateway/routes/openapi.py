@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -231,12 +232,17 @@ def _operation(
     }
 
 
+MAX_TRACED = 64
+"""Definitions of one annotation among which it is looked up what refers to what; of more, each stands for all."""
+
+
 class _SharedSchemas:
     """Schemas that others refer to, under names of the whole document. Each annotation brings its own, and two apps may mean
     different things by one name: then the second has the name of its target before it."""
 
     def __init__(self) -> None:
         self.found: dict[str, Any] = {}
+        self._names: dict[tuple[str, str], str] = {}  #: by the name they came with, and all that they say
 
     def share(self, target: CallTarget, schema: dict[str, Any]) -> dict[str, Any]:
         """The schema with its `$defs` moved here. One that cannot be made sense of is {}: any."""
@@ -244,21 +250,47 @@ class _SharedSchemas:
             defs = schema.get("$defs")
             if not isinstance(defs, dict):
                 return schema
-            plain = {name: _renamed(inner, {}) for name, inner in defs.items() if _NAME.fullmatch(name)}
-            names = {name: self._name(target, name, inner) for name, inner in plain.items()}
-            for name, inner in defs.items():
-                if name in names:
-                    self.found[names[name]] = _renamed(inner, names)
+            names = {name: self._name(target, name, defs) for name in defs if _NAME.fullmatch(name)}
+            for name, final in names.items():
+                self.found.setdefault(final, _renamed(defs[name], names))
             made: dict[str, Any] = _renamed({key: inner for key, inner in schema.items() if key != "$defs"}, names)
             return made
         except RecursionError:
             return {}
 
-    def _name(self, target: CallTarget, name: str, inner: Any) -> str:
-        known = self.found.get(name)
-        if name in ("Problem", "Run") or (known is not None and known != inner):
-            return f"{target.name}.{name}"
-        return name
+    def _name(self, target: CallTarget, name: str, defs: dict[str, Any]) -> str:
+        key = name, _all_said(name, defs)
+        if key not in self._names:
+            is_taken = name in ("Problem", "Run") or name in self.found or name in self._names.values()
+            final = f"{target.name}.{name}" if is_taken else name
+            while final in self.found or final in self._names.values():
+                final += "_"
+            self._names[key] = final
+        return self._names[key]
+
+
+def _all_said(name: str, defs: dict[str, Any]) -> str:
+    """A definition together with all that it refers to, in one text. Of an enum the order and the type of its members do not
+    matter: there msgspec and pydantic differ, for the same class."""
+    said: dict[str, Any] = {}
+    pending = [name] if len(defs) <= MAX_TRACED else list(defs)
+    while pending:
+        one = pending.pop()
+        if one not in said and one in defs:
+            said[one] = _canonical(defs[one], pending)
+    return json.dumps(said, sort_keys=True, default=repr)
+
+
+def _canonical(schema: Any, refers_to: list[str]) -> Any:
+    if isinstance(schema, list):
+        return [_canonical(inner, refers_to) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if isinstance(ref := schema.get("$ref"), str):
+        refers_to.append(ref.removeprefix(DEFS))
+    if isinstance(schema.get("enum"), list):
+        return {"enum": sorted(map(repr, schema["enum"])), "title": schema.get("title")}
+    return {key: _canonical(inner, refers_to) for key, inner in schema.items()}
 
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -271,11 +303,18 @@ def _renamed(schema: Any, names: dict[str, str]) -> Any:
     if not isinstance(schema, dict):
         return schema
     made = {key: _renamed(inner, names) for key, inner in schema.items()}
-    ref = made.get("$ref")
-    if isinstance(ref, str) and ref.startswith(DEFS):
-        name = ref.removeprefix(DEFS)
-        made["$ref"] = f"#/components/schemas/{names.get(name, name)}"
+    ref, told = made.get("$ref"), made.get("discriminator")
+    if isinstance(ref, str):
+        made["$ref"] = _component(ref, names)
+    if isinstance(told, dict) and isinstance(told.get("mapping"), dict):
+        mapping = {key: _component(ref, names) if isinstance(ref, str) else ref for key, ref in told["mapping"].items()}
+        made["discriminator"] = {**told, "mapping": mapping}
     return made
+
+
+def _component(ref: str, names: dict[str, str]) -> str:
+    name = ref.removeprefix(DEFS)
+    return f"#/components/schemas/{names.get(name, name)}" if ref.startswith(DEFS) else ref
 
 
 def _call_operation(target: CallTarget, shared: _SharedSchemas) -> dict[str, Any]:
@@ -332,10 +371,7 @@ def _bodies(target: CallTarget, shared: _SharedSchemas) -> dict[str, Any]:
         bodies[kind] = {
             "schema": {
                 "type": "object",
-                "properties": {
-                    name: {"type": "string", "format": "binary"} if is_form and is_base64(schema) else schema
-                    for name, schema in schemas.items()
-                },
+                "properties": {name: _in_form(schema) if is_form else schema for name, schema in schemas.items()},
                 "required": [param.name for param in target.params if param.required],
                 "additionalProperties": False,
             }
@@ -344,6 +380,14 @@ def _bodies(target: CallTarget, shared: _SharedSchemas) -> dict[str, Any]:
     if sole is not None and (not sole.schema or is_base64(sole.schema)):
         bodies["application/octet-stream"] = {}
     return bodies
+
+
+def _in_form(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a field of a form, where bytes, and lists of them, are files."""
+    if is_base64(schema):
+        return {"type": "string", "format": "binary"}
+    items = schema.get("items")
+    return {**schema, "items": _in_form(items)} if isinstance(items, dict) and is_base64(items) else schema
 
 
 def _problems(statuses: tuple[str, ...]) -> dict[str, Any]:
