@@ -1,6 +1,7 @@
-"""Worlds by their seeds: `python -m tests.soak core|server SEED[:END]`, on all cores with `--jobs N`. Exit 1: one is wrong.
+"""Worlds by their seeds: `python -m tests.soak KIND SEED[:END]`, on all cores with `--jobs N`. Exit 1: one is wrong.
 
-`core` plays the controller alone, `server` whole servers (`tests/world`). A seed is a world: played again, it is the same.
+`core` plays the controller alone, `preempting` too, with batches that give way to others, and `server` whole servers
+(`tests/world`). A seed is a world: played again, it is the same.
 `--record FILE` adds what was played, with the commit and what was wrong, to a JSON file; `results/attacks/soak.json` is made of
 such. What is in that file already is not played again, and with `--for SECONDS` no more is begun after that time: a campaign can
 be gone on with.
@@ -29,10 +30,10 @@ from pathlib import Path
 
 def wrongs_of(kind: str, seed: int, quiet: bool) -> list[str]:
     try:
-        if kind == "core":
-            from tests.core.chaos import ends_in_quiet_with_one_ending_for_each_call
+        if kind in ("core", "preempting"):
+            from tests.core.chaos import ends_in_quiet_with_one_ending_for_each_call, preempting_world_of, world_of
 
-            ends_in_quiet_with_one_ending_for_each_call(seed)
+            ends_in_quiet_with_one_ending_for_each_call(seed, world_of if kind == "core" else preempting_world_of)
             return []
         from tests.world.play import play
 
@@ -43,7 +44,7 @@ def wrongs_of(kind: str, seed: int, quiet: bool) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=("core", "server"))
+    parser.add_argument("kind", choices=("core", "preempting", "server"))
     parser.add_argument("seeds", help="17, or 0:1000")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--loud", action="store_true", help="with the server's log")

@@ -4,6 +4,9 @@
 which knows nothing of the controller. `drain` then plays a world in which everything goes well: whatever was accepted
 must end soon.
 
+With `segments`, batches of functions without an SLO give way to others once their instance has been said to run in segments;
+which functions have an SLO changes with every deployment.
+
 With `clients`, calls have all that a client may send with them: a tenant, a priority, a limit of cost, and the wish to survive
 a restart. With `restarts`, the controller is lost at any moment, and another begins with what was on disk.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heapify
 from typing import Any
@@ -36,6 +40,7 @@ from lamina.types import (
     QuotaSpec,
     ScaleSpec,
     SliceLimits,
+    Slo,
     Tenant,
     call_parts,
 )
@@ -175,6 +180,7 @@ class Chaos:
     watched: bool = True  #: what is asked of a whole log needs no check at each of its moments
     clients: bool = False  #: calls have tenants, priorities, limits of cost, and may be durable
     restarts: bool = False  #: the controller may be lost
+    segments: bool = False  #: batches of functions without an SLO come to give way to others
     rng: random.Random = field(init=False)
     log: list[tuple[int, ev.Event]] = field(default_factory=list)
     said: list[list[do.Action]] = field(default_factory=list)
@@ -253,6 +259,10 @@ class Chaos:
         )
 
     def a_function(self, name: str) -> FunctionSpec:
+        spec = self.some_function(name)
+        return replace(spec, slo=Slo(latency_us=50_000)) if self.segments and self.rng.random() < 0.5 else spec
+
+    def some_function(self, name: str) -> FunctionSpec:
         rng = self.rng
         if self.crowd:
             return FunctionSpec(
@@ -301,6 +311,8 @@ class Chaos:
         }
         if self.clients:
             usual |= {self.write: 4, self.set_limits: 1}
+        if self.segments:
+            usual |= {self.cut: 2}
         if self.restarts:
             wrong |= {self.restart: 2}
         happens = wrong if self.rng.random() < self.faults else usual
@@ -368,7 +380,15 @@ class Chaos:
     def load(self) -> None:
         coming = [loaded.id for loaded in self.ledger.instances.values() if not loaded.ready]
         if coming:
-            self.tell(ev.InstanceReady(self.rng.choice(coming), self.rng.choice((0, 5_000))))
+            name = self.rng.choice(coming)
+            self.tell(ev.InstanceReady(name, self.rng.choice((0, 5_000))))
+            if self.segments and self.rng.random() < 0.7:  # while the function was loaded somewhere else, say
+                self.tell(ev.InstanceSegmented(name, 1_000))
+
+    def cut(self) -> None:
+        """Graphs of an instance have been cut. An executor may say so of one that has gone, or of one with an SLO."""
+        known = [*self.ledger.instances, "nobody"]
+        self.tell(ev.InstanceSegmented(self.rng.choice(known), self.rng.choice((300, 1_000))))
 
     def die(self) -> None:
         """What is to be killed dies sooner or later."""
@@ -616,8 +636,9 @@ def play(
     watched: bool = True,
     clients: bool = False,
     restarts: bool = False,
+    segments: bool = False,
 ) -> Chaos:
-    world = Chaos(seed, policy, faults, late_ticks, crowd, watched, clients, restarts)
+    world = Chaos(seed, policy, faults, late_ticks, crowd, watched, clients, restarts, segments)
     for _ in range(steps):
         world.step()
     return world
@@ -639,11 +660,18 @@ def world_of(seed: int) -> dict[str, Any]:
     }
 
 
+def preempting_world_of(seed: int) -> dict[str, Any]:
+    """Likewise, where batches give way to others. Most have a policy that makes use of it."""
+    rng = random.Random(f"preempting/{seed}")
+    usual = ("fifo", "edf", "frontier", "chaos-arrival", "chaos-due")
+    return world_of(seed) | {"segments": True} | ({"policy": rng.choice(usual)} if rng.random() < 0.8 else {})
+
+
 MAX_TICKS = 2_000
 """Of a thousand worlds the one with most has 350; where a policy asks to be woken in a microsecond, again and again, 90,000."""
 
 
-def ends_in_quiet_with_one_ending_for_each_call(seed: int) -> None:
+def ends_in_quiet_with_one_ending_for_each_call(seed: int, world_of: Callable[[int], dict[str, Any]] = world_of) -> Chaos:
     """One world: every invariant after every event, and every call that was accepted ends once, those of a lost controller too
     if they are durable."""
     chaos = play(**world_of(seed))
@@ -655,3 +683,4 @@ def ends_in_quiet_with_one_ending_for_each_call(seed: int) -> None:
     if world_of(seed)["policy"] in ("fifo", "edf", "frontier"):
         ticks = sum(isinstance(event, ev.Tick) for _, event in chaos.log)
         assert ticks < MAX_TICKS, f"seed {seed}: woken {ticks} times"
+    return chaos

@@ -224,6 +224,8 @@ class Ledger:
         overlap others, and are named, and no other that gives way."""
         there = [lease.action for lease in self.batches.values() if lease.running and lease.action.device == action.device]
         running = [one for one in there if one.gives_way == action.gives_way]
+        if action.gives_way:  # to what is booked too: it will be there without another word
+            there = [lease.action for lease in self.batches.values() if lease.action.device == action.device]
         others = {one.batch_id for one in there if one.gives_way != action.gives_way and one.mask & action.mask}
         assert set(action.overlaps) == others, "it is not told what is on its units"
         for unit in range(action.mask.bit_length()):

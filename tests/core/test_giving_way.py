@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from lamina import policies
 from lamina.core.actions import StartBatch
-from lamina.core.events import BatchFinished, InstanceSegmented
+from lamina.core.events import BatchFinished, Deployed, InstanceLost, InstanceSegmented
 from lamina.core.scheduling.leases import Device
 from lamina.types import DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits, Slo
 from tests.script import Script
@@ -80,6 +81,60 @@ def test_until_it_is_known_that_batches_can_be_paused_they_do_not_give_way() -> 
     script = Script()
     script.given(LONG, devices=[GPU], takes={"long": 200 * MS})
     assert not only(script.at(0).arrives("a", target="long")).gives_way
+
+
+def test_what_is_booked_before_one_that_gives_way_begins_pauses_it_too() -> None:
+    """It is on its way to the device, and begins without another word."""
+    script = Script()
+    script.given(LONG, QUICK, devices=[msgspec.structs.replace(GPU, units=2)], takes={"long": 200 * MS, "quick": 2 * MS})
+    learnt(script)
+    first, second = (only(script.at(at_us).arrives(str(at_us), target="quick")) for at_us in (300 * MS, 300 * MS + 10))
+    booked = only(script.at(301 * MS + 950).arrives("c", target="quick"))
+    assert booked.behind in (first.batch_id, second.batch_id)
+    long = only(script.arrives("a", target="long"))
+    assert set(long.overlaps) == {first.batch_id, second.batch_id, booked.batch_id}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_slo_that_is_deployed_meanwhile_leaves_what_runs_as_it_is(policy: str) -> None:
+    """Nothing is booked behind a batch that gives way: whatever runs on its units then has them first."""
+    script, one_at_a_time = Script(), msgspec.structs.replace(GPU, limits=SliceLimits(batches_per_instance=1))
+    script.given(LONG, QUICK, devices=[one_at_a_time], takes={"long": 200 * MS, "quick": 2 * MS}, policy=policies.build(policy))
+    learnt(script)
+    long = only(script.at(300 * MS).arrives("a", target="long"))
+    assert long.gives_way
+    script.tell(Deployed((msgspec.structs.replace(LONG, slo=Slo(latency_us=900 * MS)),)))
+    script.at(301 * MS).arrives("c", target="long", within_us=900 * MS)
+    script.at(499 * MS)
+    assert long.batch_id not in [batch.behind for batch in script.batches]
+    script.tell(InstanceLost(long.instance))
+    assert not script.controller.state.devices["gpu0"].yielding
+
+
+def test_on_fixed_slices_a_batch_gives_way_on_its_home_alone() -> None:
+    fixed = msgspec.structs.replace(GPU, limits=SliceLimits(per_batch=False))
+    patient, urgent = (msgspec.structs.replace(one, share=1 / 2, home=True) for one in (LONG, QUICK))
+    script = Script()
+    script.given(urgent, patient, devices=[fixed], takes={"long": 200 * MS, "quick": 2 * MS}, policy=policies.build("edf"))
+    learnt(script)
+    homes = script.controller.state.devices["gpu0"].homes
+    long = only(script.at(300 * MS).arrives("a", target="long"))
+    assert long.gives_way and long.mask == homes[long.instance]
+
+
+@pytest.mark.parametrize("policy", ["kaas_rr", "kaas_srtf", "kaas_mlfq", "knix"])
+def test_a_policy_with_slots_of_its_own_has_units_that_no_other_gets(policy: str) -> None:
+    script = Script()
+    both = [msgspec.structs.replace(one, slo=Slo(), share=1.0, home=policy == "knix") for one in (LONG, QUICK)]
+    devices = [msgspec.structs.replace(GPU, id=name) for name in ("gpu0", "gpu1")]
+    takes = {"long": 200 * MS, "quick": 2 * MS}
+    script.given(*both, devices=devices, takes=takes, policy=policies.build(policy), warm=policy == "knix", engine=True)
+    for number in range(40):
+        script.at((100 + number * 30) * MS).arrives(f"a{number}", target="long")
+        script.arrives(f"b{number}", target="quick")
+        for name in list(script.controller.state.instances):
+            script.tell(InstanceSegmented(name, 900))
+    assert len(script.batches) > 10 and not any(batch.gives_way or batch.overlaps for batch in script.batches)
 
 
 def test_units_that_are_given_up_are_leased_once_on_either_side() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from lamina.core import actions as do
 from lamina.core import events as ev
-from tests.core.chaos import POLICIES, Chaos, ends_in_quiet_with_one_ending_for_each_call, play
+from tests.core.chaos import POLICIES, Chaos, ends_in_quiet_with_one_ending_for_each_call, play, preempting_world_of
 
 worlds = st.fixed_dictionaries(
     {
@@ -49,6 +49,28 @@ def test_the_first_orders_of_events_keep_every_invariant_too():
     """The same, for a quick run."""
     for seed in range(30):
         ends_in_quiet_with_one_ending_for_each_call(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 1000, 100))
+def test_every_order_of_events_keeps_every_invariant_where_batches_give_way_to_others(first):
+    """`python -m tests.soak preempting SEED` repeats one."""
+    for seed in range(first, first + 100):
+        ends_in_quiet_with_one_ending_for_each_call(seed, preempting_world_of)
+
+
+def test_the_first_orders_of_events_keep_every_invariant_where_batches_give_way_too():
+    said = [ends_in_quiet_with_one_ending_for_each_call(seed, preempting_world_of).said for seed in range(40)]
+    started = [action for world in said for actions in world for action in actions if isinstance(action, do.StartBatch)]
+    assert any(batch.gives_way for batch in started), "no batch has given way in any of these worlds"
+    assert any(batch.overlaps and not batch.gives_way for batch in started), "and none has made another do so"
+
+
+@pytest.mark.parametrize("seed", [2, 8, 19, 22, 44, 56, 115, 124, 128])
+def test_preempting_worlds_that_were_wrong_once_are_right(seed):
+    """An SLO deployed meanwhile, a batch booked before one that gives way, policies with slots of their own, fixed slices, and an
+    upstream job that waits for the home of the function which waits for it."""
+    ends_in_quiet_with_one_ending_for_each_call(seed, preempting_world_of)
 
 
 @pytest.mark.parametrize("seed", [859, 1794, 9505, 11166, 18773, 32674, 32836, 62619])

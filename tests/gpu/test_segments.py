@@ -131,15 +131,10 @@ def test_a_model_with_a_paused_batch_is_not_unloaded(executor):
     executor.unload("long")
 
 
-def test_what_is_alone_or_not_preemptible_runs_whole(seen):
+def test_what_is_not_preemptible_runs_whole(seen):
     executor = SliceExecutor(NullSlicer())
     executor.load("long", Long("long", 5, seen), ONE, buckets=(1,))
     executor.models.prepare("long", [1])
-    executor.submit("long", rows(1), 1)
-    assert seen == ["long"] * 5, "nothing could preempt it"
-    run_all(executor)
-    executor.load("quick", lambda batch: batch, ONE, buckets=(1,))
-    seen.clear()
     executor.submit("long", rows(1), 1)
     assert seen == []
     run_all(executor)
@@ -157,6 +152,18 @@ def test_paused_batches_are_told(executor):
     assert executor.paused == {long}
     run_all(executor)
     assert executor.paused == frozenset()
+
+
+def test_one_that_waits_for_what_was_there_before_is_told_as_paused_too(executor):
+    """Else its time runs while it waits, and the hang detector ends the process."""
+    work = executor.reserve(())
+    long = executor.submit("long", rows(1), 1, preempted_by=[work])
+    for _ in range(3):
+        assert executor.poll() == []
+    assert executor.paused == {long}
+    executor.release(work)
+    assert executor.paused == frozenset()
+    assert set(run_all(executor)) == {long}
 
 
 class TimedRuntime(HostRuntime):

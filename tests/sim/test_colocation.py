@@ -57,7 +57,7 @@ def test_who_leaves_sets_the_others_free():
     crowd = ColocatedBatches(Each(), "d")
     crowd.add(0, entry(1, 100))
     crowd.add(0, entry(2, 100))
-    assert crowd.remove(30, 2) == 0
+    assert crowd.remove(30, 2) == ((0, 30),)
     assert until_empty(crowd) == {1: CompletedWork(1, 0, 110, 110)}
 
 
@@ -82,7 +82,7 @@ def test_a_booked_batch_that_is_lost_never_had_a_slice():
     crowd = ColocatedBatches(Each(), "d")
     crowd.add(0, entry(1, 100))
     crowd.add(0, entry(2, 30, after=1))
-    assert crowd.remove(10, 2) is None
+    assert crowd.remove(10, 2) == ()
     assert until_empty(crowd) == {1: CompletedWork(1, 0, 100, 100)}
 
 

@@ -94,8 +94,9 @@ def test_every_call_is_answered_exactly_once_whatever_breaks(faults: list[tuple[
 
 @pytest.mark.parametrize("file", SCENARIOS, ids=lambda file: file.stem)
 def test_every_scenario_of_the_repository_runs(file: Path):
-    summary = run(read_scenario(file), calls=300, check=True)
-    assert summary.total.offered == 300
+    scenario = read_scenario(file)
+    offered = run(scenario, calls=300, check=True).total.offered
+    assert offered >= 300 if any(load.clients for load in scenario.loads) else offered == 300  # their first calls count
 
 
 def test_a_run_stops_after_so_many_calls(small: Scenario):

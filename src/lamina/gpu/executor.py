@@ -10,16 +10,18 @@ slice serves. Items of a batch must not depend on each other: the rows of a buck
 there before.
 
 Long graphs run in segments (`gpu/segments.py`), and `poll` launches the next ones. A batch that `preempts` others begins when
-they have come to the end of a segment, and they go on when it has ended. A batch behind one on the same slice begins when all of
-that is on its way: a slice runs in the order in which it was given work, but for preemption.
+they have come to the end of a segment, and they go on when it has ended. What runs beside this executor, eagerly or as a
+callable, has a ticket without parts meanwhile (`reserve`). A batch behind one on the same slice begins when all of that is on its
+way: a slice runs in the order in which it was given work, but for preemption.
 """
 
 from __future__ import annotations
 
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 from lamina.errors import BadValue, LaminaError
@@ -91,6 +93,7 @@ class SliceExecutor:
         self._slice_queues: dict[int, deque[_Part]] = {}
         self._preempting: list[_Part] = []  #: begun or not, outside of the order of their slices
         self._open: dict[int, _Ticket] = {}
+        self._paused: set[int] = set()  #: tickets that wait for others
         self._finished_early: list[FinishedBatch] = []  #: ended before they reached the device
         self._tickets = 0
         self._lost = ""
@@ -146,8 +149,7 @@ class SliceExecutor:
     ) -> int:
         """Launch a batch. Items as `example` shows them, without its first dimension. `keep` leaves the results
         on the device; `then` comes back with what has ended. Batches that it `preempts`, by ticket, wait meanwhile, and it waits
-        for those that it is `preempted_by` from the beginning. One that is not `preemptible` runs whole, and so does one that is
-        alone here: pieces cost a little each."""
+        for those that it is `preempted_by` from the beginning. One that is not `preemptible` runs whole: pieces cost a little."""
         if self._lost:
             raise ExecutorLost(self._lost)
         target = self.models[function]
@@ -157,21 +159,27 @@ class SliceExecutor:
         ticket = _Ticket(self._tickets, [None] * len(inputs), then)
         self.slicer.slice(mask)  # a mask that is none is the caller's mistake, and raised here
         self._open[ticket.id] = ticket
-        ticket.preempts = self._preemptable(preempts, target, len(inputs), mask)
-        for victim in ticket.preempts:
-            victim.preempted_by.add(ticket.id)
-            for part in victim.parts:
-                if part.flight is not None:
-                    part.flight.pause()
+        shares_memory = partial(self.models.is_cut, target, len(inputs), mask)
+        self._preempt(ticket, self._preemptable(preempts, mask, shares_memory))
         for one in preempted_by:
             if (before := self._open.get(one)) is not None:
-                before.preempts = (*before.preempts, ticket)
-                ticket.preempted_by.add(one)
+                self._preempt(before, (ticket,))
         most = target.largest_fit  # as of now: a piece that does not fit makes it smaller
         ticket.open_parts = -(-len(inputs) // most)  # all of them: one that fails at once must not end the others
         for first in range(0, len(inputs), most):
             self._add(_Part(ticket, target, first, inputs[first : first + most], mask, keep, preemptible))
         return ticket.id
+
+    def reserve(self, preempts: Iterable[int]) -> int:
+        """A ticket for work that does not run here: the batches that it preempts wait until `release`, and so may later ones."""
+        self._tickets += 1
+        ticket = self._open[self._tickets] = _Ticket(self._tickets, [], None)
+        self._preempt(ticket, self._preemptable(preempts, 0))
+        return ticket.id
+
+    def release(self, ticket: int) -> None:
+        """The work of a reserved ticket has ended."""
+        self._close_ticket(self._open[ticket])
 
     def remaining_segments(self, ticket: int) -> int:
         """Segments of a batch that are still to be launched; 0 for one that runs in one go, or has ended."""
@@ -203,9 +211,9 @@ class SliceExecutor:
         return done
 
     @property
-    def paused(self) -> frozenset[int]:
+    def paused(self) -> Set[int]:
         """Tickets that wait for batches which preempt them."""
-        return frozenset(ticket.id for ticket in self._open.values() if ticket.preempted_by) if self._preempting else frozenset()
+        return self._paused
 
     @property
     def in_flight(self) -> int:
@@ -241,8 +249,7 @@ class SliceExecutor:
     def _begin(self, piece: _Part) -> bool:
         """Launch a part; False if that failed, and the part is settled."""
         try:
-            in_segments = piece.preemptible and len(self.models) > 1
-            items = self._tuples(piece.items)
+            items, in_segments = self._tuples(piece.items), piece.preemptible
             piece.flight = self.models.launch(piece.function, items, piece.mask, keep=piece.keep, in_segments=in_segments)
         except (Exception, SystemExit) as error:
             traceback.clear_frames(error.__traceback__)  # which would keep what it had on the device
@@ -267,13 +274,23 @@ class SliceExecutor:
         if all(victim.is_quiet for victim in piece.ticket.preempts) and not self._begin(piece):
             self._preempting.remove(piece)
 
-    def _preemptable(self, tickets: Iterable[int], function: LoadedModel, count: int, mask: int) -> tuple[_Ticket, ...]:
-        """Those of the batches that can be preempted for this one: one that is on its way as a whole cannot. Segmented graphs of
-        one slice use the same memory: there the second waits for the first, as if it did not preempt."""
+    def _preempt(self, ticket: _Ticket, victims: tuple[_Ticket, ...]) -> None:
+        """Pause these batches, which may not have begun, until the ticket is closed."""
+        ticket.preempts = (*ticket.preempts, *victims)
+        for victim in victims:
+            victim.preempted_by.add(ticket.id)
+            self._paused.add(victim.id)
+            for part in victim.parts:
+                if part.flight is not None:
+                    part.flight.pause()
+
+    def _preemptable(self, tickets: Iterable[int], mask: int, is_cut: Callable[[], bool] = bool) -> tuple[_Ticket, ...]:
+        """Those of the batches that can be preempted for work on this slice: one that is on its way as a whole cannot. Segmented
+        graphs of one slice use the same memory: there the second waits for the first, as if it did not preempt."""
         known = [self._open[one] for one in tickets if one in self._open]
         found = tuple([one for one in known if not any(part.is_begun and part.flight.is_launched for part in one.parts)])
-        shares_memory = any(part.mask == mask for victim in found for part in victim.parts)
-        return () if shares_memory and self.models.is_cut(function, count, mask) else found
+        has_same_slice = any(part.mask == mask for victim in found for part in victim.parts)
+        return () if has_same_slice and is_cut() else found
 
     def _failed(self, piece: _Part, error: BaseException) -> None:
         """Handle a failed launch. Out of memory halves the part, and later ones; another error ends this batch only, unless
@@ -326,9 +343,11 @@ class SliceExecutor:
     def _close_ticket(self, ticket: _Ticket) -> None:
         """A batch has ended: those it preempted go on, unless others preempt them too."""
         del self._open[ticket.id]
+        self._paused.discard(ticket.id)
         for victim in ticket.preempts:
             victim.preempted_by.discard(ticket.id)
             if not victim.preempted_by:
+                self._paused.discard(victim.id)
                 for part in victim.parts:
                     if part.flight is not None:
                         part.flight.resume()

@@ -319,15 +319,14 @@ class ExecutorLoop:
         if models.is_ready(instance, len(items), mask) and not models.is_eager_only(instance):
             self._begin(batch)
             batch.is_ordered_by_slice = True
-            frame = batch.frame
-            others = [self._open[one].ticket for one in frame.overlaps if one in self._open] if frame.overlaps else []
+            frame, others = batch.frame, self._overlapping(batch.frame)
             batch.ticket = self._executor.submit(
                 *(instance, items, mask),
                 keep=batch.keeps,
                 then=lambda done: self._on_model_done(batch, items, done),
                 preempts=() if frame.gives_way else others,
                 preempted_by=others if frame.gives_way else (),
-                preemptible=frame.gives_way,
+                preemptible=frame.gives_way and len(self._loader.functions) > 1,  # else nothing could preempt it
             )
             self._loader.captures.on_launched(batch.function, len(items), mask)
             return
@@ -338,8 +337,23 @@ class ExecutorLoop:
             self._on_model_done(batch, items, FinishedBatch(0, 0, None, error))
             return
         batch.is_waiting = True
+        self._reserve(batch)
         batch.function.on_eager_started()
         batch.function.makers.submit(self._run_eager, batch, items)
+
+    def _overlapping(self, frame: RunOnSlice) -> list[int]:
+        """Tickets of batches on units of its slice: those that give way to it, or to which it gives way. One that began before
+        this one was known here has named it."""
+        named = {one for one, batch in self._open.items() if frame.batch_id in batch.frame.overlaps}
+        return [self._open[one].ticket for one in named.union(frame.overlaps) if one in self._open]
+
+    def _reserve(self, batch: _Batch) -> None:
+        """It runs beside the executor: what gives way waits for it, and goes on when it has ended."""
+        batch.ticket = self._executor.reserve(() if batch.frame.gives_way else self._overlapping(batch.frame))
+
+    def _release(self, batch: _Batch) -> None:
+        self._executor.release(batch.ticket)
+        batch.ticket = 0
 
     def _submit(
         self, instance: str, items: list[Any], mask: int, then: Callable[[FinishedBatch], None], *, keep: bool = False
@@ -367,6 +381,7 @@ class ExecutorLoop:
 
     def _on_eager_done(self, batch: _Batch, items: list[Any], done: FinishedBatch) -> None:
         batch.function.on_eager_ended()
+        self._release(batch)
         self._executor.models.unpin(batch.frame.instance)
         if done.error is not None and self._executor.is_broken(done.error):
             raise ExecutorLost(f"{batch.function.function.name} broke the device: {done.error}")
@@ -419,12 +434,14 @@ class ExecutorLoop:
         if limit_s and ends:  # how long it takes is up to its inputs: it may, until its deadlines
             limit_s = max(limit_s, max(ends) + 2 * DEADLINE_GRACE_US / 1e6 - time.monotonic())
         self._hang_detector.on_batch_started(frame.batch_id, frame.mask, limit_s)
+        self._reserve(batch)
         lane.put(CallableBatch(frame.batch_id, batch.function.runner, calls, self._context(batch), frame.cores))
         batch.is_ordered_by_slice = True
 
     def _on_callable_done(self, batch_id: int, took_us: int, outputs: list[Any]) -> None:
         if any(isinstance(output, Exception) and self._executor.is_broken(output) for output in outputs):
             raise ExecutorLost("a function broke the device")
+        self._release(self._open[batch_id])
         self._on_batch_done(self._open[batch_id], took_us, outputs)
 
     def _poll_executor(self) -> None:

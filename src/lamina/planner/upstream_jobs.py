@@ -61,6 +61,8 @@ def _upstream_batches(view: View, function: FunctionState) -> list[tuple[int, in
         place = next(iter(waiting.instances.values()), None)
         if more and place is not None:
             device = view.devices[place.device]
+            if not device.busy and next(view.slots(waiting), None) is None:
+                continue  # it may be kept out by the home of this very function, which has jobs as long as it waits
             free_us = max((batch.expected_end_us for batch in place.batches.values()), default=view.now_us)
             takes_us = view.latency_us(before, device, len(jobs), place.units)
             found.append((max(view.reach_us(device), free_us) + takes_us, more))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import Decision, Defer, Drop, Start, View
-from lamina.core.scheduling.slots import Slot, free_slots
+from lamina.core.scheduling.slots import Slot, free_slots, gives_way
 from lamina.core.scheduling.state import FunctionState
 from lamina.planner.batching import batchable_prefix, largest_batch_within
 from lamina.types import NEVER_US
@@ -40,7 +40,8 @@ def serve_on_slices(view: View, elastic: bool = False) -> Iterator[Decision]:
 
 def idle_own_slices(view: View, function: FunctionState) -> Iterator[Slot]:
     """Idle reserved slices of the function, the largest first; none of an instance that has used up its time quota."""
-    idle = [(instance, device, home) for instance, device, home, _, is_home in free_slots(view, function) if is_home]
+    found = [(instance, device, home) for instance, device, home, _, is_home in free_slots(view, function) if is_home]
+    idle = [one for one in found if not gives_way(function, one[0]) or one[2] == one[1].homes.get(one[0].id)]
     idle.sort(key=lambda found: (-found[0].units, -found[0].quota, found[0].created_us, found[0].id))
     for instance, device, home in idle:
         cores = function.spec.cores_on(device.spec) if device.spec.cores else 0

@@ -2,7 +2,8 @@
 
 Booked batches wait for the one they are behind, just as an engine holds them; their start is no event for the controller.
 Without interference the end of a batch is known when it starts, and costs one entry of the heap (`IndependentBatches`). With it,
-the end moves whenever a neighbour begins or ends (`InterferingBatches`); the heap then holds the next change of each device.
+or with batches that give way, the end moves whenever a neighbour begins or ends (`InterferingBatches`); the heap then holds the
+next change of each device.
 
 Questions about data (how many items, which branch) are answered from the scenario's odds by draws that depend on the call alone:
 two policies are given the same work, so what differs is their doing.
@@ -29,6 +30,7 @@ from lamina.core.events import (
     Event,
     InstanceLost,
     InstanceReady,
+    InstanceSegmented,
 )
 from lamina.core.scheduling.state import Batch, Instance
 from lamina.core.workflow.runs import Scope
@@ -56,7 +58,7 @@ class SimulatedBatches(Protocol):
 def batches_for(hardware: HardwareModel, accounting: CostAccounting) -> SimulatedBatches:
     return (
         IndependentBatches(hardware, accounting)
-        if hardware.interference is None
+        if hardware.interference is None and not hardware.segments_us
         else InterferingBatches(hardware, accounting, hardware.interference)
     )
 
@@ -108,7 +110,7 @@ class IndependentBatches:
 class InterferingBatches:
     hardware: HardwareModel
     accounting: CostAccounting
-    model: InterferenceModel
+    model: InterferenceModel | None
     _devices: dict[str, ColocatedBatches] = field(default_factory=dict)  #: by device
     _armed_us: dict[str, int] = field(default_factory=dict)  #: the next time its `Due` comes
     _in_flight: dict[int, tuple[StartBatch, int]] = field(
@@ -119,13 +121,15 @@ class InterferingBatches:
         spec = self.accounting.devices[action.device].spec
         size, units = len(action.jobs), action.mask.bit_count()
         work_us = self.hardware.batch_us(action.function, spec.kind, size, units, action.cores)
+        work_us, segment_us = self.hardware.in_segments(action.function, work_us, action.gives_way)
         handover_us = self.hardware.handover_us(action.function, spec, size)
         colocated = self._devices.get(action.device)
         if colocated is None:
             colocated = self._devices[action.device] = ColocatedBatches(self.model, spec.kind)
         running = ColocatedBatch(action.function, size, units / spec.units)
         ready_us = now_us + handover_us // 2
-        colocated.add(now_us, BatchWork(action.batch_id, running, ready_us, action.behind, action.transfer_us, work_us))
+        work = (action.transfer_us, work_us, segment_us, action.overlaps)
+        colocated.add(now_us, BatchWork(action.batch_id, running, ready_us, action.behind, *work))
         self._in_flight[action.batch_id] = (action, handover_us - handover_us // 2)
         self.accounting.batch_started(action.function, size)
         return self._reschedule(action.device, colocated)
@@ -133,9 +137,8 @@ class InterferingBatches:
     def abort(self, now_us: int, batches: list[Batch]) -> Scheduled:
         for batch in batches:
             device = batch.device.spec.id
-            start_us = self._devices[device].remove(now_us, batch.id) if device in self._devices else None
-            if start_us is not None:
-                self.accounting.devices[device].lease(start_us, now_us, batch.mask, batch.cores, batch.part)
+            for start_us, end_us in self._devices[device].remove(now_us, batch.id) if device in self._devices else ():
+                self.accounting.devices[device].lease(start_us, end_us, batch.mask, batch.cores, batch.part)
         touched = {batch.device.spec.id for batch in batches} & self._devices.keys()
         later = [follows for device in sorted(touched) for follows in self._reschedule(device, self._devices[device])]
         for batch in batches:
@@ -152,7 +155,8 @@ class InterferingBatches:
         later: list[tuple[int, Event | DeviceChange]] = []
         for ended in colocated.take_finished():
             action, handover_us = self._in_flight.pop(ended.batch_id)
-            self.accounting.devices[device].lease(ended.start_us, ended.end_us, action.mask, action.cores, action.part)
+            for start_us, end_us in ended.spans or ((ended.start_us, ended.end_us),):
+                self.accounting.devices[device].lease(start_us, end_us, action.mask, action.cores, action.part)
             later.append((ended.end_us + handover_us, BatchFinished(ended.batch_id, ended.device_us)))
         if colocated.next_us < self._armed_us.get(device, NEVER_US):
             self._armed_us[device] = colocated.next_us
@@ -232,7 +236,9 @@ class SimulatedExecutor:
         self.accounting.instance_loaded(now_us, action.function, action.instance, action.device, action.mask, action.quota)
         kind = self.accounting.devices[action.device].spec.kind
         load_us = 0 if action.adopts else self.hardware.load_us(action.function, kind)
-        return ((now_us + load_us, InstanceReady(action.instance, load_us)),)
+        ready = now_us + load_us, InstanceReady(action.instance, load_us)
+        segment_us = self.hardware.segments_us.get(action.function, 0)
+        return (ready, (now_us + load_us, InstanceSegmented(action.instance, segment_us))) if segment_us else (ready,)
 
     def _unload(self, now_us: int, action: Unload) -> Scheduled:
         self.accounting.instance_unloaded(now_us, action.instance)

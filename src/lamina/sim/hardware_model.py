@@ -26,6 +26,10 @@ class WayModel(NamedTuple):
     spread: float = 0.0
 
 
+SEGMENTS_COST = 1.01
+"""Time of a batch in segments over that of the whole: at most, of four models on two sizes of slices of an H200
+(`results/gpu/segments.json`: 0.99 to 1.012)."""
+
 P99_SIGMAS = 2.326
 """Standard deviations from the median to the 99th percentile."""
 
@@ -38,6 +42,7 @@ class HardwareModel:
     load_noise: float = 0.1  #: likewise, of loads; none either where there is no noise at all
     interference: InterferenceModel | None = None  #: None: batches beside each other do not feel each other
     ways: Mapping[str, WayModel] = field(default_factory=dict)  #: by device, or by kind for all of one
+    segments_us: Mapping[str, int] = field(default_factory=dict)  #: by function: its batches can be paused after so long
     _sigma: dict[tuple[str, str], float] = field(default_factory=dict)  #: of profiles that say how far times spread
     _spread: dict[tuple[str, str], list[float]] = field(default_factory=dict)  #: likewise, of those that say how
     _handovers: dict[tuple[str, str], Handover] = field(default_factory=dict)
@@ -76,6 +81,11 @@ class HardwareModel:
 
     def load_us(self, function: str, kind: str) -> int:
         return round(self.table.load_us(function, kind) * self._noise_ratio(self.load_noise if self.noise else 0.0))
+
+    def in_segments(self, function: str, work_us: int, gives_way: bool) -> tuple[int, int]:
+        """What a batch takes, and its segments: 0 if it runs whole."""
+        segment_us = self.segments_us.get(function, 0) if gives_way else 0
+        return (round(work_us * SEGMENTS_COST), segment_us) if segment_us else (work_us, 0)
 
     def resolve_data(self, node: Node, stage: str = "begin", rng: random.Random | None = None) -> int:
         """Draw an answer to a question about data: the number of items about `expect`, the branch by its odds. From `rng`, for an

@@ -72,6 +72,7 @@ def build_executor(scenario: Scenario, controller: Controller) -> SimulatedExecu
             scenario.noise,
             interference=scenario.interference,
             ways=scenario.ways,
+            segments_us=scenario.segments_us,
         ),
         seed=scenario.seed,
         boot_us=scenario.boot_us,

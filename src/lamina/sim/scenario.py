@@ -60,6 +60,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     templates: dict[str, DeviceSpec] = {}  #: kinds a policy may ask for, and
     spare_devices: dict[str, int] = {}  #: how many of each
     ways: dict[str, WayModel] = {}  #: by device, or by kind: there and back; left out: none
+    segments_us: dict[str, int] = {}  #: by function: its batches give way to others, after so long at most
     tenants: tuple[Tenant, ...] = ()  #: those with limits, or a weight of their own
     interference: InterferenceModel | None = None  #: what batches beside each other do to each other; None: nothing
 
@@ -103,7 +104,7 @@ def _scenario(root: Field, folder: Path) -> Scenario:
             raise root.error(f"{brackets} is missing", "scenarios/quickstart.toml is a small complete one")
     about = top["scenario"].table(*_ABOUT)
     devices, templates, spare, ways = read_devices(top["device"])
-    functions, profiles = read_functions(top["function"], templates, folder)
+    functions, profiles, segments = read_functions(top["function"], templates, folder)
     flows = _flows(top["workflow"], {function.name for function in functions}) if "workflow" in top else ()
     targets = {function.name for function in functions} | {flow.name for flow in flows}
     policy, options = _policy(top, about, folder)
@@ -129,6 +130,7 @@ def _scenario(root: Field, folder: Path) -> Scenario:
         templates=templates,
         spare_devices=spare,
         ways=ways,
+        segments_us=segments,
         tenants=tuple(read_tenant(row) for row in top["tenant"].items()) if "tenant" in top else (),
         interference=read_interference(top["interference"], profiles, [one.name for one in functions])
         if "interference" in top

@@ -137,14 +137,16 @@ def _device(row: Field, fields: dict[str, Field], kind: str) -> DeviceSpec:
 
 _FUNCTION_KEYS = (
     "name", "max_batch", "cores", "core_part", "concurrency", "share", "gpu", "memory", "home", "lend", "slo", "scale", "quota",
-    "input", "idempotent", "max_queue", "objective", "load", "profile",
+    "input", "idempotent", "max_queue", "objective", "load", "profile", "segment",
 )  # fmt: skip
 
 
 def read_functions(
     section: Field, devices: dict[str, DeviceSpec], folder: Path
-) -> tuple[tuple[FunctionSpec, ...], tuple[Profile, ...]]:
+) -> tuple[tuple[FunctionSpec, ...], tuple[Profile, ...], dict[str, int]]:
+    """Functions, their profiles, and the segments of those that give way."""
     functions: dict[str, FunctionSpec] = {}
+    segments: dict[str, int] = {}
     profiles: list[Profile] = []
     for row in section.items():
         fields = row.table(*_FUNCTION_KEYS)
@@ -158,9 +160,17 @@ def read_functions(
         if "memory" not in fields:
             spec = replace(spec, memory_mib=max((profile.memory_mib for profile in mine), default=0))
         functions[spec.name] = spec
+        if "segment" in fields:
+            segments[spec.name] = _segment(fields["segment"], spec)
         _check_function(row, fields, spec, mine, devices)
         profiles += mine
-    return tuple(functions.values()), tuple(profiles)
+    return tuple(functions.values()), tuple(profiles), segments
+
+
+def _segment(field: Field, spec: FunctionSpec) -> int:
+    if spec.slo.latency_us:
+        raise field.error("a function with an SLO does not give way", "leave out segment, or slo")
+    return field.time_us(1)
 
 
 def _function(row: Field, fields: dict[str, Field]) -> FunctionSpec:

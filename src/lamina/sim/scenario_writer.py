@@ -45,7 +45,7 @@ def to_toml(scenario: Scenario) -> str:
     for spec in scenario.functions:
         found = [one for one in scenario.profiles if one.function == spec.name and one.points]
         if spec.name in used and found:
-            lines += ["", *_function(spec, found)]
+            lines += ["", *_function(spec, found, scenario.segments_us.get(spec.name, 0))]
     for flow in written:
         lines += ["", "[[workflow]]", f"name = {_text(flow.name)}", *_slo(flow.slo), _body(flow)]
     for target, rate in loads.items():
@@ -74,7 +74,7 @@ def _slo(slo: Slo) -> list[str]:
     return [f"slo = {{ {latency} }}"]
 
 
-def _function(function: FunctionSpec, profiles: list[Profile]) -> list[str]:
+def _function(function: FunctionSpec, profiles: list[Profile], segment_us: int) -> list[str]:
     scale = function.scale
     lines = ["[[function]]", f"name = {_text(function.name)}", f"max_batch = {function.max_batch}", f'gpu = "{function.gpu}"']
     lines += [f"share = {function.share:.6g}"] if function.share else []
@@ -82,6 +82,7 @@ def _function(function: FunctionSpec, profiles: list[Profile]) -> list[str]:
     lines += [f'memory = "{function.memory_mib}MiB"'] if function.memory_mib else []
     lines += _slo(function.slo)
     lines += [f'scale = {{ min = {scale.min}, max = {scale.max}, idle = "{scale.idle_us}us" }}']
+    lines += [f'segment = "{segment_us}us"'] if segment_us else []
     lines += ["home = true", f"lend = {str(function.lend).lower()}"] if function.home else []
     for profile in profiles:
         lines += _profile(profile)

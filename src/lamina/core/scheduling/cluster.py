@@ -65,7 +65,7 @@ class Cluster:
             transfer_us=transfer_us,
             early_us=int(predicted_us * (1 - function.usual_part)),
             part=parts / WHOLE_UNIT,
-            gives_way=bool(instance.segment_us) and behind is None and gives_way(function, instance),
+            gives_way=slot.gives_way,
         )
         if behind is not None:
             batch.book_behind(behind)
@@ -96,10 +96,18 @@ class Cluster:
                 delay,
                 batch.part,
                 batch.gives_way,
-                device.overlapping(batch.mask, gives_way=batch.gives_way) if batch.gives_way or device.yielding else (),
+                self._overlaps(batch) if batch.gives_way or device.yielding else (),
             )
         )
         return batch
+
+    def _overlaps(self, batch: Batch) -> tuple[int, ...]:
+        """Batches on units of this one that give way to it; or those to which it gives way, with what is booked behind them."""
+        found = batch.device.overlapping(batch.mask, gives_way=batch.gives_way)
+        if not batch.gives_way:
+            return found
+        followers = [self._state.batches[number].follower for number in found]
+        return (*found, *[one.id for one in followers if one is not None and one.mask & batch.mask])
 
     def _check_start(self, decision: Start) -> None:
         jobs, slot = decision.jobs, decision.slot
@@ -119,13 +127,15 @@ class Cluster:
             raise PolicyError(f"{device.spec.id} has no slice {mask:b} for {instance.id}")
         own = behind is not None and behind.instance is instance
         parts = function.spec.parts if function.spec.parts == WHOLE_UNIT else function.spec.parts_on(device.spec)
-        is_shared = (behind is not None and behind.part < 1) or parts < WHOLE_UNIT
+        is_shared = (behind is not None and (behind.part < 1 or behind.gives_way)) or parts < WHOLE_UNIT
         limit = function.batches_at_once(device)
         if limit and not own and not instance.has_capacity(limit):
             raise PolicyError(f"{instance.id} has all the batches it may run at once")
         if slot.cores and not 0 < slot.cores <= (device.cores_free if behind is None else behind.cores):
             raise PolicyError(f"{device.spec.id} has no {slot.cores} cores to spare")
-        if instance.segment_us and behind is None and gives_way(function, instance):
+        if slot.gives_way:
+            if behind is not None or not gives_way(function, instance):
+                raise PolicyError(f"batches of {instance.id} do not give way, or not behind another")
             if mask & ~device.open_to_yielding(instance.id):
                 raise PolicyError(f"{slice_label(device.spec.id, mask)} has a batch that gives way, or is reserved for another")
         elif behind is None:

@@ -125,6 +125,17 @@ class Device:
         """Units that a batch of this instance which gives way may have: busy ones too, and homes that are lent."""
         return self.all_units & ~self.yielding_units & ~(self.reserved_units(instance) if self.homes else 0)
 
+    def find_yielding_slice(self, instance: str, units: int) -> int:
+        """A slice for a batch that gives way: its home first, which is all it may have where slices are fixed."""
+        limits, found = self.spec.limits, self.open_to_yielding(instance)
+        home = self.homes.get(instance, 0)
+        open_home = home if not home & ~found else 0
+        if not limits.per_batch or self.time_shares.get(instance, 1.0) < 1:
+            return open_home
+        if open_home.bit_count() >= units:
+            return find_block(open_home, units, limits.aligned, self.spec.units) or open_home
+        return find_block(found, units, limits.aligned, self.spec.units)
+
     def overlapping(self, mask: int, *, gives_way: bool) -> tuple[int, ...]:
         """Batches on some of these units: those that give way to one there, or to which one that gives way does."""
         others = self.running if gives_way else self.yielding

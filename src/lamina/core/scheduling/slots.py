@@ -3,6 +3,7 @@
 Every rule about where a batch may go is here: homes (reserved slices) and when they are lent, token buckets of functions and
 instances, cores of the host, how many batches an instance may run, the bandwidth limit, and one follower per running batch.
 Light and concurrent functions have parts of units: they join shared ones as if these were their home, and are not booked.
+A batch gives way only on a slot that says so: a policy that finds slots of its own has units that no other gets meanwhile.
 
 `free_slots` and `upcoming_slots` say which *units* are open to each instance; the policy chooses how many of them it wants.
 `slots` chooses for policies that take what the function asks for, and offers concrete slots one after another.
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from lamina.core.lifecycle import WARM
-from lamina.core.unit_blocks import find_block
 from lamina.types import NEVER_US, WHOLE_UNIT
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Slot(Struct, frozen=True):
     behind: Batch | None
     at_us: int  #: when its time would begin to count: its result is here that long after. The way there and back is in it
     cores: int = 0  #: of the host, where they are counted
+    gives_way: bool = False  #: others may have its units meanwhile, and have some now
 
     @property
     def units(self) -> int:
@@ -72,7 +73,7 @@ def free_slots(view: View, function: FunctionState, instances: Iterable[Instance
         if instance.segment_us and gives_way(function, instance):
             limit, cores = function.batches_at_once(device), device.cores_free if spec.cores else 0
             is_able = not device.is_suspended and (not limit or instance.has_capacity(limit)) and (cores or not spec.cores)
-            mask = find_block(device.open_to_yielding(instance.id), instance.units, spec.limits.aligned, spec.units)
+            mask = device.find_yielding_slice(instance.id, instance.units)
             if is_able and mask:  # of its own size, as a home: for that its graphs are cut
                 yield instance, device, mask, cores, True
             continue
@@ -148,10 +149,9 @@ def slots(view: View, function: FunctionState, units: int = 0, cores: int = 0) -
             has_cores = not wanted_cores or wanted_cores <= device.cores_free
             if has_cores and instance.has_capacity(function.batches_at_once(device)):
                 if instance.segment_us and gives_way(function, instance):
-                    kept = device.all_units & ~device.open_to_yielding(instance.id)
-                    mask = find_block(device.all_units & ~kept, wanted, device.spec.limits.aligned, device.spec.units)
+                    mask = device.find_yielding_slice(instance.id, wanted)
                     if mask:
-                        yield Slot(instance, device, mask, None, now_us + device.way_us, wanted_cores)
+                        yield Slot(instance, device, mask, None, now_us + device.way_us, wanted_cores, gives_way=True)
                     break
                 kept = reserved_units(view, instance, device) if device.homes else 0
                 parts = function.spec.parts if function.spec.parts == WHOLE_UNIT else function.spec.parts_on(device.spec)
@@ -204,7 +204,7 @@ def _wants_home(view: View, owner: str, device: Device) -> bool:
 
 def _predecessors(view: View, function: FunctionState, instance: Instance, device: Device) -> Iterator[tuple[int, Batch]]:
     """Running batches that this instance may book behind, with their expected ends, soonest first: without a follower, on whole
-    units, and not on the home of another."""
+    units that it does not give up for others, and not on the home of another."""
     if function.spec.parts < WHOLE_UNIT and function.spec.parts_on(device.spec) < WHOLE_UNIT:
         return
     foreign = device.homes_of_others(instance.id) if device.homes else 0
@@ -215,7 +215,7 @@ def _predecessors(view: View, function: FunctionState, instance: Instance, devic
                 yield end_us, batch
     elif len(instance.batches) == instance.running:  # one booked batch per instance is enough to keep it busy
         for end_us, batch in sorted([(one.expected_end_us, one) for one in instance.batches.values()], key=itemgetter(0)):
-            if batch.follower is None and not batch.mask & foreign and batch.part == 1:
+            if batch.follower is None and not batch.mask & foreign and batch.part == 1 and not batch.gives_way:
                 yield end_us, batch
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from lamina.core.policy import View
 from lamina.core.scheduling.leases import Device
-from lamina.core.scheduling.slots import Slot, free_slots, upcoming_slots
+from lamina.core.scheduling.slots import Slot, free_slots, gives_way, upcoming_slots
 from lamina.core.scheduling.state import Batch, FunctionState, Instance
 from lamina.core.unit_blocks import find_block
 from lamina.planner.blocking import BlockingRule
@@ -43,6 +43,7 @@ class CandidateSlot(NamedTuple):
     is_exact: bool = False  #: no fewer units than these
     insists: bool = False  #: on units that are kept for others: it would be late without them
     longest_us: int = NEVER_US  #: a batch that takes longer would block functions beside it
+    gives_way: bool = False  #: others may have its units meanwhile
 
     def pareto(self, count: int) -> ParetoFront:
         """What could be run here, fastest first."""
@@ -70,7 +71,7 @@ class CandidateSlot(NamedTuple):
         if not mask:
             larger = (find_block(self.free, size, aligned, total) for size in self.table.unit_counts if size > config.units)
             mask = next((found for found in larger if found), 0)
-        return Slot(self.instance, self.device, mask, self.behind, self.at_us, config.cores)
+        return Slot(self.instance, self.device, mask, self.behind, self.at_us, config.cores, self.gives_way)
 
 
 def free_candidates(
@@ -95,7 +96,9 @@ def free_candidates(
                 free &= ~blocking.kept_units(view, function, device, free, now_us, time_us)
         at_us = now_us + device.way_us
         if is_home:
-            found.append(CandidateSlot(instance, device, table, free, free.bit_count(), cores, True, at_us, is_exact=True))
+            shares = instance.segment_us > 0 and gives_way(function, instance)
+            slot = CandidateSlot(instance, device, table, free, free.bit_count(), cores, True, at_us, is_exact=True)
+            found.append(slot._replace(gives_way=True) if shares else slot)
         elif units := largest_fit(free, table.unit_counts, device.spec.limits.aligned, device.spec.units):
             found.append(CandidateSlot(instance, device, table, free, units, cores, False, at_us, insists=may_insist))
             idle -= free == device.all_units and not device.cores_busy and device.way_us <= near_us
