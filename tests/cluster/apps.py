@@ -73,9 +73,19 @@ def broken(x):
     raise ValueError(f"cannot take {x}")
 
 
+@app.function(scale=lamina.Scale(max=4))
+def sizes(blob: bytes, pid: int) -> list[int]:
+    return [len(blob), pid]
+
+
 @app.workflow()
 def measured(n):
     return length(flipped(zeros(n)))
+
+
+@app.workflow()
+def waited(n, seconds):
+    return sizes(zeros(n), where(seconds))
 """
 
 

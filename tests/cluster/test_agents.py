@@ -139,6 +139,23 @@ def test_what_must_not_run_twice_fails_with_its_node_and_runs_once(app: Path, tm
         assert (await call).status == 503
 
 
+@pytest.mark.parametrize("end", ["kill", "freeze"])
+def test_a_value_that_is_lost_with_its_machine_is_made_again(app: Path, tmp_path: Path, end: str):
+    """The result of one step lies there while another step runs; the one that needs both finds it gone."""
+
+    @with_nodes(app, tmp_path, "one", "two")
+    async def work(made: TestCluster) -> None:
+        await made.until(lambda: set(on(made, "where").values()) == {"one", "two"})
+        call = asyncio.create_task(ask(made, "workflows/waited", {"n": 300_000, "seconds": 1.5}))
+        await made.until(lambda: any(node.values.slots.held for node in made.engine.nodes.values()))
+        (name,) = [name for name, node in made.engine.nodes.items() if node.values.slots.held]
+        getattr(made.agents[name], end)()
+        answer = await call
+        assert answer.status == 200 and answer.json[0] == 300_000, answer
+        assert not any(node.values.slots.held for node in made.engine.nodes.values())
+        made.gateway.driver.controller.state.check()
+
+
 def test_a_frozen_agent_is_suspected_then_lost_and_adopted_when_it_is_back(app: Path, tmp_path: Path):
     @with_nodes(app, tmp_path, "one", "two")
     async def work(made: TestCluster) -> None:

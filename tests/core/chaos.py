@@ -29,6 +29,7 @@ from lamina.core.controller import Controller
 from lamina.core.policy import DispatchRole
 from lamina.core.workflow.flow import Choice, Each, Flow, Pass, Task
 from lamina.core.workflow.journal_entry import JournalEntry
+from lamina.core.workflow.runs import WorkflowRun
 from lamina.errors import NoCapacity
 from lamina.policies import new_controller
 from lamina.types import (
@@ -373,9 +374,21 @@ class Chaos:
         if not clean and self.rng.random() < 0.2:
             names = ("", "Boom", "Other", "States.Timeout")
             told = [(self.rng.random() < 0.7, self.rng.choice(names)) for _ in jobs]
-            outcomes = tuple(ev.JobOutcome(ok, "boom", name, is_stale=not ok and name == "Other") for ok, name in told)
+            outcomes = tuple(
+                ev.JobOutcome(ok, "boom", name, not ok and name == "Other", () if ok else self.lost_steps(job), ok and not name)
+                for (ok, name), job in zip(told, jobs, strict=True)
+            )
         self.ended.append(batch_id)
         self.tell(ev.BatchFinished(batch_id, self.rng.randint(1, 20_000), outcomes))
+
+    def lost_steps(self, job: do.JobRef) -> tuple[str, ...]:
+        """Steps whose results a job needs, and that have gone with a machine; also some that it cannot need."""
+        run = self.controller.state.runs.get(job.call_id)
+        if not isinstance(run, WorkflowRun) or job.scope not in run.scopes or self.rng.random() < 0.5:
+            return ()
+        scope = run.scopes[job.scope]
+        names = sorted({*scope.flow.nodes, *(scope.parent.flow.nodes if scope.parent is not None else ())} - {job.node})
+        return tuple(self.rng.sample(names, min(len(names), self.rng.choice((1, 1, 2)))))
 
     def load(self) -> None:
         coming = [loaded.id for loaded in self.ledger.instances.values() if not loaded.ready]

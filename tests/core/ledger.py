@@ -59,8 +59,8 @@ class Ledger:
                 lease = self.batches.get(event.batch_id)
                 if lease is not None:  # booked or begun: what has run has run
                     jobs = lease.action.jobs
-                    stale = [one.is_stale for one in event.outcomes] if len(event.outcomes) == len(jobs) else [False] * len(jobs)
-                    self.done |= {job.id for job, may_run_again in zip(jobs, stale, strict=True) if not may_run_again}
+                    told = event.outcomes if len(event.outcomes) == len(jobs) else (ev.JobOutcome(),) * len(jobs)
+                    self.done |= {job.id for job, one in zip(jobs, told, strict=True) if not (one.is_stale or one.lost)}
                     self._end(lease)
             case ev.BatchFailed():
                 lease = self.batches.get(event.batch_id)

@@ -18,7 +18,6 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ import msgspec
 from msgspec import Struct
 
 from lamina.cluster.credentials import proof
-from lamina.cluster.data_port import DataClient, DataPort, join_address
+from lamina.cluster.data_port import DataPort, FetchFailed, join_address
 from lamina.cluster.leader_session import AgentConfig, LeaderSession, Refusal
 from lamina.cluster.messages import (
     AdoptOnNode,
@@ -49,6 +48,7 @@ from lamina.cluster.messages import (
     LoadedInstance,
     LoadOnNode,
     LostOnNode,
+    MachineLost,
     OutputOnNode,
     PackageStored,
     ReadyOnNode,
@@ -63,6 +63,7 @@ from lamina.cluster.messages import (
 )
 from lamina.cluster.node_values import LeaderState, NodeValues
 from lamina.cluster.packages import PackageStore
+from lamina.cluster.value_fetcher import Fetched, ValueFetcher
 from lamina.core.actions import DropJob, JobRef, Kill, Load, Resize, StartBatch, Unload
 from lamina.core.events import BatchFailed, BatchFinished, Event, Heartbeat, InstanceLost, InstanceReady
 from lamina.drivers.engine import Engine, EngineShared, MessageStream, TargetSource
@@ -92,7 +93,6 @@ RETRY_S = 0.1
 
 LAG_EVERY_S = 0.05
 REPORT_EVERY_S = 1.0
-FETCH_THREADS = 8
 _ENTRY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\.py(:[A-Za-z_][A-Za-z0-9_]*)?")
 
 
@@ -177,8 +177,7 @@ class Agent:
         self._batches: dict[int, NodeBatch] = {}  #: by this agent's own number
         self._calls: dict[str, _Call] = {}
         self._numbers = 0
-        self._threads = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="fetch")
-        self._fetcher = DataClient(self.client_tls)
+        self._fetcher = ValueFetcher(self.client_tls, references.pool)
         self._data_port: DataPort | None = None
         self._turn_us = clock_us()  #: when the event loop last had a turn
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -221,9 +220,8 @@ class Agent:
                     session.send(Goodbye())
                 session.close()
             self._data_port.close()
+            await self._fetcher.close()
             await self._engine.stop(min(5.0, grace_s))
-            self._threads.shutdown(wait=False, cancel_futures=True)
-            self._fetcher.close()
 
     async def _leave(self, grace_s: float) -> None:
         """Ask to be drained, and wait for it."""
@@ -435,6 +433,8 @@ class Agent:
                     if (owner, slot) in session.held:
                         del session.held[owner, slot]
                         self._references.release(ShmRef(owner, slot, 0))
+            case MachineLost():
+                self._fetcher.drop_machine(frame.address)
             case StateAnswer():
                 self._state.on_answer(frame.question, frame.cell)
             case CommitAnswer():
@@ -497,9 +497,7 @@ class Agent:
     async def _fetch_package(self, ref: NodeRef | None) -> bytes:
         if ref is None:
             raise LoadFailed("the package is not here, and the leader believed that it was")
-        room = bytearray(ref.size)
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._fetcher.fetch, ref, room)
-        return bytes(room)
+        return await self._fetcher.read(ref)
 
     # -------------------------------------------------------------------- batches
 
@@ -567,28 +565,24 @@ class Agent:
         return call.deadline_us if call is not None else 0
 
     def _fetch(self, batch: NodeBatch, ref: NodeRef, places: list[tuple[list[tuple[Leaf, Stored]], int]]) -> None:
-        """Fetch a value into a slot of this machine, in a thread; the batch starts when all of its are here."""
-        reserved = self._references.pool.reserve(ref.size)
-        room: memoryview | bytearray = reserved[1] if reserved is not None else bytearray(ref.size)
-        if reserved is not None:
-            batch.fetched.append(reserved[0])
-        work = asyncio.get_running_loop().run_in_executor(self._threads, self._fetcher.fetch, ref, room)
+        """Fetch a value into a slot of this machine; the batch starts when all of its are here."""
 
-        def done(work: asyncio.Future[None]) -> None:
+        def done(found: Fetched) -> None:
             batch.fetching -= 1
+            if isinstance(found, ShmRef):
+                batch.fetched.append(found)
             if batch.action.batch_id not in self._batches:
-                if not batch.fetching:
-                    self._free_fetched(batch)
+                self._free_fetched(batch)
                 return
-            error = work.exception()
-            if error is not None:
+            if isinstance(found, FetchFailed):
                 batch.failure = "fetch-failed"
-                log.warning("batch %d of %s: an input cannot be fetched: %s", batch.wire_id, batch.action.function, error)
-            for leaves, index in places:
-                leaves[index] = (leaves[index][0], reserved[0] if reserved is not None else bytes(room))
+                log.warning("batch %d of %s: an input cannot be fetched: %s", batch.wire_id, batch.action.function, found)
+            else:
+                for leaves, index in places:
+                    leaves[index] = (leaves[index][0], found)
             self._start_if_ready(batch)
 
-        work.add_done_callback(done)
+        self._fetcher.bring(ref, done)
 
     def _start_if_ready(self, batch: NodeBatch) -> None:
         if batch.fetching or batch.is_blocked or batch.is_started:
@@ -622,8 +616,7 @@ class Agent:
                 if not call.jobs:
                     del self._calls[job.call_id]
                     self._values.pieces.pop(job.call_id, None)
-        if not batch.fetching:
-            self._free_fetched(batch)
+        self._free_fetched(batch)
         self._unblock(batch)
         return results
 

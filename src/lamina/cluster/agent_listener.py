@@ -178,6 +178,10 @@ class AgentListener:
         for link in list(self._fronts):
             link.close("this server stands by")
 
+    def tell_fronts(self, frame: Struct) -> None:
+        for link in list(self._fronts):
+            link.send(frame)
+
     def drain(self, node: str) -> bool:
         """Begin to drain a node; False if there is none that could be."""
         changes = self.registry.drain(clock_us(), node)

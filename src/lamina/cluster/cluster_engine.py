@@ -11,22 +11,21 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from msgspec.structs import replace
 
 from lamina.cluster.agent_listener import AgentListener, IngressPeer, ListenForAgents
 from lamina.cluster.credentials import TicketKey
-from lamina.cluster.data_port import DataClient
 from lamina.cluster.frame_link import FrameLink
 from lamina.cluster.launchers import Launcher
-from lamina.cluster.messages import Hello, IngressHello, LoadedInstance
+from lamina.cluster.messages import Hello, IngressHello, LoadedInstance, MachineLost
 from lamina.cluster.node_pools import NodePool, NodePools
 from lamina.cluster.node_registry import NodeChange, NodePhase
 from lamina.cluster.packages import Pack, PackageSource
 from lamina.cluster.remote_engine import RemoteEngine
 from lamina.cluster.remote_values import LeaderParts
+from lamina.cluster.value_fetcher import ValueFetcher
 from lamina.core.actions import Action, AddDevice, DropJob, Kill, Load, ReleaseDevice, Resize, StartBatch, Unload
 from lamina.core.events import DeviceDraining, DeviceJoined, DeviceLost, DeviceSuspended, Event, InstanceFound, InstanceLost
 from lamina.drivers.engine import JobValues
@@ -42,9 +41,6 @@ log = logging.getLogger("lamina")
 
 RELEASE_S = 0.5
 """How long a node keeps a value that is not needed any more, at most."""
-
-FETCH_THREADS = 8
-"""Values on their way here at a time."""
 
 
 class ClusterEngine(CompositeEngine):
@@ -67,8 +63,7 @@ class ClusterEngine(CompositeEngine):
         self._of_remote_instance: dict[str, RemoteEngine] = {}
         self._state = state
         self._packages = PackageSource(app_path, self.references, pack)
-        self._fetcher = DataClient(listen.tls.for_client())
-        self._threads = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="fetch")
+        self._fetcher = ValueFetcher(listen.tls.for_client(), self.references.pool)
         self._tasks: set[asyncio.Task[None]] = set()
         self._parts_for_nodes: LeaderParts | None = None  #: from `start` on
         self._post: Callable[[Event], None] = lambda event: None
@@ -109,7 +104,6 @@ class ClusterEngine(CompositeEngine):
             state=self._state,
             packages=self._packages,
             fetcher=self._fetcher,
-            threads=self._threads,
             machine_of_owner={},
         )
         await self.listener.start(self.references.directory.path, self.references.is_current)
@@ -120,7 +114,7 @@ class ClusterEngine(CompositeEngine):
         """Tell nodes now and then which values are not needed any more, also those that get no more batches."""
         while True:
             await asyncio.sleep(RELEASE_S)
-            for node in self.nodes.values():
+            for node in list(self.nodes.values()):  # one that does not read what it is sent is lost by this
                 node.flush_releases()
 
     async def _prepare_package(self) -> None:
@@ -186,7 +180,7 @@ class ClusterEngine(CompositeEngine):
                     node.perform(action)
                     return
             case DropJob():
-                for node in self.nodes.values():
+                for node in list(self.nodes.values()):
                     node.perform(action)
             case AddDevice() | ReleaseDevice():
                 self.pools.perform(action)
@@ -293,6 +287,9 @@ class ClusterEngine(CompositeEngine):
         for name in [name for name, where in self._of_remote_instance.items() if where is node]:
             del self._of_remote_instance[name]
         node.close(change.reason)
+        for other in list(self.nodes.values()):
+            other.on_machine_lost(node.data_address)
+        self.listener.tell_fronts(MachineLost(node.data_address))
         self.pools.left(node.node)
         for device in node.devices:
             self._post(DeviceLost(device.id, blames=False))
@@ -343,6 +340,5 @@ class ClusterEngine(CompositeEngine):
         for node in self.nodes.values():
             node.close("the server ends")
         self.nodes.clear()
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._fetcher.close()
+        await self._fetcher.close()
         await super().stop(grace_s)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import ssl
@@ -20,7 +21,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 from lamina.cluster.credentials import TICKET_BYTES, TicketKey
 from lamina.errors import LaminaError
@@ -40,20 +41,30 @@ _END = b"\x01"
 _HEAD = struct.Struct("<q")
 """How many bytes follow; less than zero: none, and why."""
 
-MAX_CONNECTIONS = 128
-"""One thread each."""
+MAX_CONNECTIONS = 256
+"""One thread each. One more takes the place of that which was idle for the longest; where none is idle it waits."""
 
 IDLE_S = 60.0
 """How long a connection without a request is kept."""
 
 STRANGER_S = 10.0
-"""How long one may take that has yet to show a good ticket."""
+"""How long one may take for its first request."""
 
 STALL_S = 10.0
 """How long one may make no progress in the middle of a value."""
 
+FRESH_S = 1.0
+"""How long a new one may take for its first request before it counts as idle."""
+
+CONNECT_S = 3.0
+"""For one connection. A machine that lives answers within one lost packet."""
+
 _CHUNK = 4 * 2**20
 _DENIED, _MISSING = -1, -2
+
+
+class Unanswered(OSError):
+    """The other side has closed a connection before it said a word on it."""
 
 
 class FetchFailed(LaminaError):
@@ -96,9 +107,9 @@ class DataPort:
         self._tls = tls
         self._only_own = only_own
         self._keys: tuple[TicketKey, ...] = ()
-        self._open = set[socket.socket]()
-        self._strangers: dict[socket.socket, str] = {}  #: those of them that have yet to show a good ticket, with their addresses
-        self._lock = threading.Lock()
+        self._open: dict[socket.socket, float] = {}  #: from when on each may be ended for another one
+        self._strangers: dict[socket.socket, str] = {}  #: those of them that have not asked yet, with their addresses
+        self._lock = threading.Condition()
         self._is_closed = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family, backlog=128)
@@ -115,6 +126,7 @@ class DataPort:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         with self._lock:
+            self._lock.notify_all()
             for connection in self._open:
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
@@ -131,24 +143,45 @@ class DataPort:
                 connection.close()
                 continue
             with self._lock:
-                if len(self._open) >= MAX_CONNECTIONS and not self._drop_stranger():
-                    connection.close()
-                    continue
-                self._open.add(connection)
+                while len(self._open) >= MAX_CONNECTIONS and not self._is_closed:
+                    if not self._make_room():
+                        self._lock.wait(0.1)
+                self._open[connection] = time.monotonic() + FRESH_S
                 self._strangers[connection] = address_key(peer)
             threading.Thread(target=self._serve, args=(connection,), name="data-port-peer", daemon=True).start()
 
-    def _drop_stranger(self) -> bool:
-        """Make room for a newcomer: the oldest stranger of the address that has the most of them goes. False: there is none."""
-        if not self._strangers:
-            return False
-        crowd, _ = Counter(self._strangers.values()).most_common(1)[0]
-        oldest = next(one for one, address in self._strangers.items() if address == crowd)
-        del self._strangers[oldest]
-        self._open.discard(oldest)
+    def _make_room(self) -> bool:
+        """End the connection that was idle for the longest: its client asks again on another one. Where none is, the oldest
+        stranger of the address that has the most of them goes. False: all are busy."""
+        found = min(self._open, key=self._open.__getitem__)
+        if self._open[found] > time.monotonic():
+            if not self._strangers:
+                return False
+            crowd, _ = Counter(self._strangers.values()).most_common(1)[0]
+            found = next(one for one, address in self._strangers.items() if address == crowd)
+        self._forget(found)
         with contextlib.suppress(OSError):
-            oldest.shutdown(socket.SHUT_RDWR)  # its thread finds out, and closes it
+            found.shutdown(socket.SHUT_RDWR)  # its thread finds out, and closes it
         return True
+
+    def _forget(self, connection: socket.socket) -> None:
+        self._open.pop(connection, None)
+        self._strangers.pop(connection, None)
+
+    def _begin(self, peer: socket.socket) -> bool:
+        """A request has arrived whole, and with a bad ticket it is the last; False: its connection had to make room meanwhile."""
+        with self._lock:
+            is_open = peer in self._open
+            if is_open:
+                self._open[peer] = math.inf
+            self._strangers.pop(peer, None)
+            return is_open
+
+    def _end(self, peer: socket.socket) -> None:
+        """A request is answered: it is idle from now on."""
+        with self._lock:
+            self._open[peer] = time.monotonic()
+            self._lock.notify()
 
     def _serve(self, connection: socket.socket) -> None:
         peer = connection
@@ -160,20 +193,21 @@ class DataPort:
                 with self._lock:
                     if connection not in self._open:
                         return  # it had to make room meanwhile
-                    self._open ^= {connection, peer}
+                    self._open[peer] = self._open.pop(connection)
                     self._strangers[peer] = self._strangers.pop(connection)
             until_s: float | None = time.monotonic() + STRANGER_S
             while (asked := _receive(peer, REQUEST_BYTES, until_s)) is not None:
                 until_s = None
-                if not self._answer(peer, asked):
+                if not self._begin(peer) or not self._answer(peer, asked):
                     break
+                self._end(peer)
         except (OSError, ValueError):
             pass  # the client's affair: it asks again, or has gone
         finally:
             with self._lock:
-                self._open -= {connection, peer}
-                self._strangers.pop(peer, None)
-                self._strangers.pop(connection, None)
+                self._forget(connection)
+                self._forget(peer)
+                self._lock.notify()
             peer.close()
             connection.close()
 
@@ -184,8 +218,6 @@ class DataPort:
         if magic != _MAGIC or not any(key.allows(body, ticket) for key in self._keys):
             peer.sendall(_HEAD.pack(_DENIED))
             return False
-        with self._lock:
-            self._strangers.pop(peer, None)
         peer.settimeout(IDLE_S)
         name = owner.rstrip(b"\0").decode()
         if not self._is_current(name, slot, serial):
@@ -257,41 +289,101 @@ def _receive(peer: socket.socket, size: int, until_s: float | None = None) -> by
     return bytes(found)
 
 
+@dataclass(slots=True, eq=False)
+class _Fetch:
+    """One that is under way: its connection, if it has one by now."""
+
+    peer: socket.socket | None = None
+    is_aborted: bool = False
+
+
 class DataClient:
     """Fetches values. Connections are kept and used again; every call blocks, in a thread of its caller's."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self._tls = tls
         self._idle: dict[str, list[socket.socket]] = {}
+        self._running: dict[str, set[_Fetch]] = {}
         self._lock = threading.Lock()
         self._is_closed = False
 
     def fetch(self, ref: NodeRef, room: memoryview | bytearray) -> None:
         """Fetch a value into `room`, which is as large. Raises `FetchFailed`."""
-        for is_last in (False, True):
-            peer, is_fresh = self._connect(ref.address)
+        fetch = _Fetch()
+        with self._lock:
+            self._running.setdefault(ref.address, set()).add(fetch)
+        try:
             try:
-                self._fetch(peer, ref, room)
-            except (OSError, ssl.SSLError) as error:
-                peer.close()
-                if is_fresh or is_last:  # one that was idle may have been closed by the other side meanwhile
-                    raise FetchFailed(f"{ref.size} bytes of {ref.address}: {error}") from None
-                continue
-            except FetchFailed:
-                peer.close()
-                raise
+                self._fetch_once(fetch, ref, room)
+            except Unanswered:  # an idle one that was closed meanwhile, or one of too many
+                self._fetch_once(fetch, ref, room)
+        except (OSError, ssl.SSLError) as error:
+            raise FetchFailed(f"{ref.size} bytes of {ref.address}: {error}") from None
+        finally:
             with self._lock:
-                if not self._is_closed:
-                    self._idle.setdefault(ref.address, []).append(peer)
-                    return
+                self._running[ref.address].discard(fetch)
+                if not self._running[ref.address]:
+                    del self._running[ref.address]
+
+    def abort(self, address: str) -> None:
+        """End all that is under way from there: its machine is lost."""
+        with self._lock:
+            idle, running = self._idle.pop(address, []), list(self._running.get(address, ()))
+            for fetch in running:
+                fetch.is_aborted = True
+        for peer in [fetch.peer for fetch in running if fetch.peer is not None]:
+            with contextlib.suppress(OSError):
+                peer.shutdown(socket.SHUT_RDWR)  # its thread wakes up, and closes it
+        for peer in idle:
             peer.close()
-            return
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            addresses = {*self._idle, *self._running}
+        for address in addresses:
+            self.abort(address)
+
+    def _fetch_once(self, fetch: _Fetch, ref: NodeRef, room: memoryview | bytearray) -> None:
+        with self._lock:
+            idle = self._idle.get(ref.address)
+            fetch.peer = idle.pop() if idle else None
+        peer = fetch.peer or self._connect(ref.address)
+        is_kept = False
+        try:
+            with self._lock:
+                if fetch.is_aborted or self._is_closed:
+                    raise OSError("the machine was lost")
+                fetch.peer = peer
+            self._fetch(peer, ref, room)
+            is_kept = True
+        finally:
+            with self._lock:
+                fetch.peer = None
+                is_kept = is_kept and not fetch.is_aborted and not self._is_closed
+                if is_kept:
+                    self._idle.setdefault(ref.address, []).append(peer)
+            if not is_kept:
+                peer.close()
+
+    def _connect(self, address: str) -> socket.socket:
+        host, port = split_address(address)
+        try:
+            peer = socket.create_connection((host, port), timeout=CONNECT_S)
+            peer.settimeout(STALL_S)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return peer if self._tls is None else self._tls.wrap_socket(peer, server_hostname=host)
+        except OSError as error:
+            raise FetchFailed(f"{address}: {error}", hint="can this machine reach that one?") from None
 
     def _fetch(self, peer: socket.socket, ref: NodeRef, room: memoryview | bytearray) -> None:
-        peer.sendall(_request_of(ref))
-        head = _receive(peer, _HEAD.size)
+        try:
+            peer.sendall(_request_of(ref))
+            head = _receive(peer, _HEAD.size)
+        except (ConnectionResetError, BrokenPipeError) as error:
+            raise Unanswered(str(error)) from None
         if head is None:
-            raise ConnectionResetError("the other side has closed the connection")
+            raise Unanswered("the other side has closed the connection")
         (size,) = _HEAD.unpack(head)
         if size != ref.size:
             why = {_DENIED: "the ticket is not good", _MISSING: "the value is gone"}.get(size, f"{size} bytes came")
@@ -304,29 +396,6 @@ class DataClient:
             at += got
         if _receive(peer, len(_END)) != _END:
             raise ConnectionResetError("the value was gone before it was sent")
-
-    def _connect(self, address: str) -> tuple[socket.socket, bool]:
-        with self._lock:
-            idle = self._idle.get(address)
-            if idle:
-                return idle.pop(), False
-        host, port = split_address(address)
-        try:
-            peer: Any = socket.create_connection((host, port), timeout=STALL_S)
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._tls is not None:
-                peer = self._tls.wrap_socket(peer, server_hostname=host)
-        except OSError as error:
-            raise FetchFailed(f"{address}: {error}", hint="can this machine reach that one?") from None
-        return peer, True
-
-    def close(self) -> None:
-        with self._lock:
-            self._is_closed = True
-            for idle in self._idle.values():
-                for peer in idle:
-                    peer.close()
-            self._idle.clear()
 
 
 def split_address(text: str) -> tuple[str, int]:

@@ -26,6 +26,7 @@ from lamina.cluster.messages import (
     IngressTraffic,
     JoinRefused,
     LeaseRenewed,
+    MachineLost,
     Welcome,
     to_agent_reader,
 )
@@ -66,6 +67,8 @@ class OnLeader(Protocol):
 
     def on_data(self, data: bytes) -> None: ...
 
+    def on_machine_lost(self, address: str) -> None: ...
+
     def on_lost(self, why: str) -> None: ...
 
 
@@ -73,13 +76,18 @@ class LeaderConnection:
     """One connection to a leader, from its challenge to its end."""
 
     def __init__(
-        self, address: str, terms: IngressTerms, seen: dict[str, int], on_end: Callable[[LeaderConnection, str], None]
+        self,
+        address: str,
+        terms: IngressTerms,
+        seen: dict[str, int],
+        on_end: Callable[[LeaderConnection, str], None],
+        on_machine_lost: Callable[[str], None],
     ) -> None:
         self.address, self.epoch, self.cell = address, 0, ""
         self.key: TicketKey | None = None
         self._on_data: Callable[[bytes], None] | None = None
         self._unread: list[bytes] = []  #: what came before it was known where to
-        self._terms, self._seen, self._on_end = terms, seen, on_end
+        self._terms, self._seen, self._on_end, self._on_machine_lost = terms, seen, on_end, on_machine_lost
         self._token = terms.token.own
         self._nonce, self._challenge = os.urandom(32), b""
         self._link: FrameLink | None = None
@@ -127,6 +135,8 @@ class LeaderConnection:
                     self._on_data(frame.data)
                 else:
                     self._unread.append(frame.data)
+            case MachineLost() if self._welcomed.done():
+                self._on_machine_lost(frame.address)
             case LeaseRenewed() if self._welcomed.done():
                 pass
             case Challenge() if not self._challenge:
@@ -255,7 +265,7 @@ class IngressConnection:
     async def _knock(self, address: str, after_s: float, said: dict[str, str]) -> LeaderConnection | None:
         await asyncio.sleep(after_s)
         while not self._has_leader:
-            made = LeaderConnection(address, self._terms, self._epochs, self._on_end)
+            made = LeaderConnection(address, self._terms, self._epochs, self._on_end, self._owner.on_machine_lost)
             try:
                 async with asyncio.timeout(JOIN_S):
                     await made.open(self._tls)

@@ -22,7 +22,7 @@ from lamina.sdk.spans import InnerSpan
 from lamina.types import DeviceSpec, FunctionSpec
 from lamina.values.references import ErrorInfo, NodeRef, Owner
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of these frames; both sides must speak the same one."""
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?\Z")]
@@ -228,6 +228,12 @@ class DrainNode(_Message, frozen=True, tag=20):
     """Nothing more will come: end when all is done."""
 
 
+class MachineLost(_Message, frozen=True, tag=22):
+    """The machine with this data port is lost: no value comes from there any more. To front doors too."""
+
+    address: Text
+
+
 # ------------------------------------------------------------------- agent to leader
 
 
@@ -363,6 +369,7 @@ ToAgent = (
     | StateAnswer
     | CommitAnswer
     | DrainNode
+    | MachineLost
     | LeaseRenewed
     | IngressTraffic
 )

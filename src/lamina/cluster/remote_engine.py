@@ -39,6 +39,7 @@ from lamina.cluster.messages import (
     LoadedInstance,
     LoadOnNode,
     LostOnNode,
+    MachineLost,
     OutputOnNode,
     PackageStored,
     ReadState,
@@ -56,7 +57,7 @@ from lamina.core.actions import Action, DropJob, JobRef, Kill, Load, Resize, Sta
 from lamina.core.events import BatchFailed, BatchFinished, Heartbeat, InstanceLost, InstanceReady
 from lamina.drivers.engine import MessageStream
 from lamina.drivers.timer import clock_us
-from lamina.engines.inflight import InFlightBatch, InFlightBatches, checked_changes, commit_errors, deliver_results
+from lamina.engines.inflight import InFlightBatch, InFlightBatches, checked_changes, commit_errors, deliver_results, pin_leaves
 from lamina.errors import LaminaError
 from lamina.gpu.protocol import ExecutorReport
 from lamina.ipc.framing import FrameError, wire_mask
@@ -64,6 +65,7 @@ from lamina.sdk.app_state import StateChanges
 from lamina.state.kv_state import Step
 from lamina.types import DeviceSpec
 from lamina.values.references import DeviceRef, ErrorInfo, NodeRef, ShmRef, Stored
+from lamina.values.slot_refs import ValueLost
 
 log = logging.getLogger("lamina")
 
@@ -205,12 +207,15 @@ class RemoteEngine:
         reads: list[ShmRef] = []
         jobs: list[JobOnNode] = []
         failed: dict[int, ErrorInfo] = {}
+        lost: dict[int, tuple[str, ...]] = {}
         for index, job in enumerate(action.jobs):
             try:
                 jobs.append(self._job(job, action.batch_id, reads))
             except LaminaError as error:
                 failed[index] = ErrorInfo(type(error).__name__, error.message)
-        batch = RemoteBatch(action, reads, failed)
+                if isinstance(error, ValueLost):
+                    lost[index] = error.steps
+        batch = RemoteBatch(action, reads, failed, lost=lost)
         if not jobs:
             self._batches.add(batch)
             asyncio.get_running_loop().call_soon(self._on_done, DoneOnNode(action.batch_id, 0, []))
@@ -245,7 +250,7 @@ class RemoteEngine:
         """A job for its frame. Raises `LaminaError` if its inputs cannot be made."""
         parts = self._parts
         given = parts.values.inputs(job)
-        leaves = [(leaf, self._leaf(stored, reads)) for leaf, stored in given.leaves]
+        leaves = pin_leaves(given.leaves, lambda stored: self._leaf(stored, reads))
         origin = parts.shared.origin
         tenant, trace = origin(job, batch_id) if origin is not None else ("", "")
         deadline_us = parts.deadline_us(job.call_id)
@@ -371,6 +376,11 @@ class RemoteEngine:
             self._link.send(ReleaseValues(self._released))
             self._released = []
 
+    def on_machine_lost(self, data_address: str) -> None:
+        """Another machine is gone: what this one waits for from there will not come."""
+        if not self._is_closed:
+            self._link.send(MachineLost(data_address))
+
     def flush_releases(self) -> None:
         """Tell the node what is not needed any more, also when nothing is sent there."""
         if self._released and not self._is_closed:
@@ -393,7 +403,7 @@ class RemoteEngine:
     def _finish(self, batch: RemoteBatch, device_us: int, results: list[bytes | ShmRef | ErrorInfo]) -> None:
         wanted = self._batches.close(batch)
         parts = self._parts
-        outcomes = deliver_results(parts.values, batch.action.jobs, wanted, results, parts.references.release)
+        outcomes = deliver_results(parts.values, batch.action.jobs, wanted, results, parts.references.release, batch.lost)
         parts.post(BatchFinished(batch.action.batch_id, device_us, outcomes))
 
     # --------------------------------------------------------------------- state

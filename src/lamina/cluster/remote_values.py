@@ -6,23 +6,22 @@ fetches it from there. Only what the leader itself must read comes to the leader
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 
 from msgspec import structs
 
 from lamina.cluster.credentials import TicketKey
-from lamina.cluster.data_port import DataClient, FetchFailed, make_request
+from lamina.cluster.data_port import FetchFailed, make_request
 from lamina.cluster.packages import PackageSource
+from lamina.cluster.value_fetcher import Fetched, ValueFetcher
 from lamina.core.actions import StartBatch
 from lamina.core.events import Event
 from lamina.drivers.engine import EngineShared, JobValues
 from lamina.state.kv_state import StateTable
 from lamina.values.references import DeviceRef, ErrorInfo, NodeRef, ShmRef
-from lamina.values.slot_refs import SlotReferences
+from lamina.values.slot_refs import SlotReferences, ValueLost
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +35,7 @@ class LeaderParts:
     references: SlotReferences
     state: StateTable
     packages: PackageSource
-    fetcher: DataClient
-    threads: Executor
+    fetcher: ValueFetcher
     machine_of_owner: dict[str, RemoteValues]  #: by owner of the values there
 
 
@@ -65,8 +63,10 @@ class RemoteValues:
             self._release(there)
 
     def reference(self, ref: ShmRef, receiver: RemoteValues | None = None) -> NodeRef:
-        """A value of this machine, for another one or for itself."""
-        there = self._values[ref.slot]
+        """A value of this machine, for another one or for itself. Raises `ValueLost` if it could not be fetched once."""
+        there = self._values.get(ref.slot)
+        if there is None:
+            raise ValueLost(f"a value was lost with {ref.owner}, where it was")
         address = "" if receiver is self else self.address
         ticket = make_request(self._key, there.owner, there.slot, ref.start, ref.size, there.serial) if address else b""
         return structs.replace(there, address=address, size=ref.size, start=ref.start, ticket=ticket)
@@ -99,28 +99,18 @@ class RemoteValues:
             self.bring(structs.replace(self._values[ref.slot], start=0), partial(fetched, ref.slot))
 
     def bring(self, there: NodeRef, then: Callable[[bytes | ShmRef | ErrorInfo], None]) -> None:
-        """Fetch a value into a slot of the leader's own, in a thread."""
-        parts = self._parts
+        """Fetch a value into a slot of the leader's own."""
         ticket = make_request(self._key, there.owner, there.slot, there.start, there.size, there.serial)
         asked = structs.replace(there, address=self.address, ticket=ticket)
-        reserved = parts.references.pool.reserve(there.size)
-        room: memoryview | bytearray = reserved[1] if reserved is not None else bytearray(there.size)
-        work = asyncio.get_running_loop().run_in_executor(parts.threads, parts.fetcher.fetch, asked, room)
 
-        def done(work: asyncio.Future[None]) -> None:
-            error = work.exception()
-            if error is None:
-                then(reserved[0] if reserved is not None else bytes(room))
-                return
-            if reserved is not None:
-                parts.references.release(reserved[0])
-            kind = type(error).__name__ if isinstance(error, FetchFailed) else "ValueLost"
-            then(ErrorInfo(kind, str(error)))
+        def fetched(found: Fetched) -> None:
+            then(ErrorInfo(type(found).__name__, found.message, hint=found.hint) if isinstance(found, FetchFailed) else found)
 
-        work.add_done_callback(done)
+        self._parts.fetcher.bring(asked, fetched)
 
     def close(self) -> None:
         """The machine is gone, and its values with it."""
         self._values.clear()
+        self._parts.fetcher.drop_machine(self.address)
         self._parts.references.remove_device(self.slots)
         self._parts.machine_of_owner.pop(self.slots.owner, None)

@@ -15,7 +15,7 @@ function itself raises ends the call, unless another body is under way for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 
 from msgspec.structs import replace
@@ -190,6 +190,9 @@ class Competition:
             return
         self.on_call_ended(run)
         self._calls.fail(run, FailCall(run.call.id, error, job.node, job.id, job.scope))
+
+    def on_inputs_lost(self, run: ActiveCall, job: Job, steps: Sequence[str]) -> bool:
+        return False  # those of a call are its client's
 
     def on_call_ended(self, run: ActiveCall) -> None:
         self._rivals.pop(run.call.id, None)

@@ -34,12 +34,15 @@ class CallCancelled(Struct, frozen=True, tag=True):
 class JobOutcome(Struct, frozen=True, array_like=True):
     """Outcome of one job of a batch. `error` is a stable word, `name` what the error is called where it was raised, for
     catchers; its text stays outside the core. `is_stale`: it has read state that was changed meanwhile, and nothing else is
-    wrong: it may run again."""
+    wrong: it may run again. `lost`: steps of its run whose results it needs, and that went with a machine or an executor: it has
+    not run. `is_final`: it has changed state, so it must not run again even if its result is lost."""
 
     ok: bool = True
     error: str = ""
     name: str = ""
     is_stale: bool = False
+    lost: tuple[str, ...] = ()
+    is_final: bool = False
 
 
 class BatchFinished(Struct, frozen=True, tag=True):

@@ -34,7 +34,7 @@ class JobState(StrEnum):
     QUEUED = "queued"  #: in the queue of its function
     IN_BATCH = "in-batch"  #: running, or booked behind a running batch: `Batch.is_running` says which
     AWAITING = "awaiting"  #: its function has returned, and its outcome is to be reported from outside
-    PARKED = "parked"  #: of a durable run: its outcome is being journaled, or the journal is being replayed
+    PARKED = "parked"  #: its outcome is being journaled, or the journal is being replayed; or lost inputs of it are made again
 
 
 JOB_TRANSITIONS: dict[JobState, dict[str, JobState]] = {

@@ -121,6 +121,8 @@ def exception_for(ending: FailCall | Reject, info: ErrorInfo | None) -> LaminaEr
         return LoadFailed(f"the function cannot be loaded: {said}")
     if ending.error in ("worker-lost", "device-lost", "hung"):
         return WorkerLost(f"step {ending.step!r}: its worker was lost twice")
+    if ending.error == "value-lost":
+        return WorkerLost(f"step {ending.step!r}: what it needs was lost with the machine that had it")
     if ending.error == "cancelled":
         return Cancelled("cancelled before it was done")
     if ending.error == "cost":

@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from lamina.core.actions import JobRef, StartBatch
 from lamina.core.events import JobOutcome
 from lamina.drivers.engine import JobValues, MessageStream, OriginOf
 from lamina.errors import BadValue, Conflict, LaminaError
+from lamina.expr import Leaf
 from lamina.ipc.framing import FrameError
 from lamina.sdk.app_state import StateChanges, Verdict
-from lamina.values.references import ErrorInfo, ShmRef, ValuesExhausted
-from lamina.values.slot_refs import SlotReferences
+from lamina.values.references import DeviceRef, ErrorInfo, ShmRef, Stored, ValuesExhausted
+from lamina.values.slot_refs import SlotReferences, ValueLost
 from lamina.worker.protocol import JobFrame
 
 _OK = JobOutcome()
 _NO_ROOM = JobOutcome(ok=False, error=ValuesExhausted.code, name=ValuesExhausted.__name__)
 _BAD_INPUT = JobOutcome(ok=False, error="bad-value")
 _NO_ORIGIN = ("", "")
+NONE_LOST: Mapping[int, tuple[str, ...]] = MappingProxyType({})
 
 STALE_READ = ErrorInfo(Conflict.__name__, "state: what was read was changed meanwhile, again and again", hint="try again later")
 """Result of a job that has read state which was changed before its end: it may run again."""
@@ -33,6 +36,7 @@ _STALE_STREAM = ErrorInfo(Conflict.__name__, "state: what was read was changed m
 """Of what has sent parts of its answer already, and cannot run again."""
 
 _STALE = JobOutcome(False, "function-failed", Conflict.__name__, is_stale=True)
+_FINAL = JobOutcome(is_final=True)
 
 
 def checked_changes(batch_id: int, changes: list[StateChanges], jobs: int) -> list[StateChanges]:
@@ -62,9 +66,11 @@ def commit_errors(
 class InFlightBatch:
     action: StartBatch
     reads: list[ShmRef]
+    lost: dict[int, tuple[str, ...]] = field(default_factory=dict, kw_only=True)  #: by place: steps whose results are gone
 
 
 BatchT = TypeVar("BatchT", bound=InFlightBatch)
+PinnedT = TypeVar("PinnedT")
 
 
 class InFlightBatches(Generic[BatchT]):
@@ -77,6 +83,10 @@ class InFlightBatches(Generic[BatchT]):
     def add(self, batch: BatchT) -> None:
         self.open[batch.action.batch_id] = batch
         self._wanted.update([job.id for job in batch.action.jobs])
+
+    def note_lost(self, batch_id: int, lost: dict[int, tuple[str, ...]]) -> None:
+        """Some jobs of a batch have no inputs any more."""
+        self.open[batch_id].lost = lost
 
     def drop_job(self, job_id: int) -> None:
         self._wanted.discard(job_id)
@@ -103,6 +113,23 @@ class InFlightBatches(Generic[BatchT]):
                 await asyncio.wait_for(self._drained.wait(), grace_s)
 
 
+def pin_leaves(leaves: Sequence[tuple[Leaf, Stored]], pin: Callable[[Stored], PinnedT]) -> list[tuple[Leaf, PinnedT]]:
+    """Pin what the arguments of a job are made of. Raises `ValueLost` with all steps whose results are gone, not the first
+    alone: they can be made again at once."""
+    pinned: list[tuple[Leaf, PinnedT]] = []
+    lost: list[str] = []
+    said = ""
+    for leaf, stored in leaves:
+        try:
+            pinned.append((leaf, pin(stored)))
+        except ValueLost as error:
+            said = error.message
+            lost += [leaf[1]] if leaf[0] == "node" else []
+    if said:
+        raise ValueLost(said, steps=lost)
+    return pinned
+
+
 def encode_jobs(
     values: JobValues,
     references: SlotReferences,
@@ -111,16 +138,19 @@ def encode_jobs(
     origin: OriginOf | None,
     device: str = "",
     user: int = 0,
-) -> tuple[list[JobFrame], list[ShmRef]]:
-    """Encode the jobs of a batch; returns the frames and the slots the batch reads. Values of `device` need not leave it.
-    `user`: it runs as this one; 0: as the server's."""
+) -> tuple[list[JobFrame], list[ShmRef], dict[int, tuple[str, ...]]]:
+    """Encode the jobs of a batch; returns the frames, the slots the batch reads, and by place the steps whose results are gone.
+    Values of `device` need not leave it. `user`: it runs as this one; 0: as the server's."""
     reads: list[ShmRef] = []
     frames = []
-    for job in action.jobs:
+    lost: dict[int, tuple[str, ...]] = {}
+    for place, job in enumerate(action.jobs):
         try:
             given = values.inputs(job)
-            leaves = [(leaf, references.pin(stored, reads, device, user)) for leaf, stored in given.leaves]
+            leaves = pin_leaves(given.leaves, lambda stored: references.pin(stored, reads, device, user))
         except LaminaError as error:
+            if isinstance(error, ValueLost):
+                lost[place] = error.steps
             frames.append(JobFrame(job.id, job.call_id, None, [], error=ErrorInfo(type(error).__name__, error.message)))
             continue
         tenant, trace = origin(job, action.batch_id) if origin is not None else _NO_ORIGIN
@@ -128,7 +158,7 @@ def encode_jobs(
         takes_input = isinstance(sink, MessageStream)
         options = (deadline_us(job.call_id), None, sink is not None, tenant, trace, takes_input)
         frames.append(JobFrame(job.id, job.call_id, given.args, leaves, *options))
-    return frames, reads
+    return frames, reads, lost
 
 
 def _failed_outcome(error: ErrorInfo) -> JobOutcome:
@@ -144,16 +174,20 @@ def deliver_results(
     wanted: Sequence[bool],
     results: Sequence[bytes | ShmRef | ErrorInfo],
     free: Callable[[ShmRef], None],
+    lost: Mapping[int, tuple[str, ...]] = NONE_LOST,
+    changed: Collection[int] = (),
 ) -> tuple[JobOutcome, ...]:
-    """Store the results that are wanted and `free` the rest; returns the outcomes for the controller, none if all went well."""
+    """Store the results that are wanted and `free` the rest; returns the outcomes for the controller, none if all went well. By
+    place: jobs whose inputs are `lost`, and those that have `changed` state."""
     outcomes = []
-    for job, is_wanted, result in zip(jobs, wanted, results, strict=True):
+    for place, (job, is_wanted, result) in enumerate(zip(jobs, wanted, results, strict=True)):
         if isinstance(result, ErrorInfo):
-            outcomes.append(_STALE if result is STALE_READ else _failed_outcome(result))
+            outcome = _STALE if result is STALE_READ else _failed_outcome(result)
+            outcomes.append(JobOutcome(False, ValueLost.code, result.type, lost=lost[place]) if place in lost else outcome)
             if is_wanted:
                 values.put_error(job, result)
             continue
-        outcome, is_kept = _OK, is_wanted
+        outcome, is_kept = _FINAL if place in changed and isinstance(result, DeviceRef) else _OK, is_wanted
         if is_wanted:
             try:
                 values.put(job, result)
@@ -163,4 +197,4 @@ def deliver_results(
         if not is_kept and isinstance(result, ShmRef):
             free(result)
         outcomes.append(outcome)
-    return () if all(outcome.ok for outcome in outcomes) else tuple(outcomes)
+    return () if all(outcome is _OK for outcome in outcomes) else tuple(outcomes)

@@ -231,9 +231,10 @@ class ProcessEngine(Generic[InstanceT, BatchT]):
         if instance is None:  # lost; the controller is about to hear of it
             return
         where = (self._device_owner(), self._user(instance))
-        jobs, reads = encode_jobs(self._values, self.references, action, self._deadline_us, self.shared.origin, *where)
+        jobs, reads, lost = encode_jobs(self._values, self.references, action, self._deadline_us, self.shared.origin, *where)
         try:
             self._send_batch(instance, action, jobs, reads)
+            self._batches.note_lost(action.batch_id, lost)
         except FrameError as error:
             log.warning("batch %d of %s is not sent: %s", action.batch_id, action.function, error)
             self.references.unpin(reads)
@@ -311,7 +312,8 @@ class ProcessEngine(Generic[InstanceT, BatchT]):
             if isinstance(refused, ShmRef):
                 free(refused)
             results[place] = error
-        outcomes = deliver_results(self._values, batch.action.jobs, wanted, results, free)
+        changed = [one.place for one in done.state]
+        outcomes = deliver_results(self._values, batch.action.jobs, wanted, results, free, batch.lost, changed)
         self._post(BatchFinished(done.batch_id, done.device_us, outcomes))
 
 

@@ -15,6 +15,7 @@ Not `multiprocessing.shared_memory`: its tracker removes segments it believes fo
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import stat
@@ -236,7 +237,8 @@ class ShmPool(RefCountedSlots):
     def close(self) -> None:
         """Remove all files; what others have mapped stays theirs."""
         for slot in list(self._maps):
-            self._drop(slot)
+            with contextlib.suppress(BufferError):  # a thread still looks into it: the mapping lives on, the file is gone
+                self._drop(slot)
         self._idle.clear()
         self._busy.clear()
         self.used_bytes = 0

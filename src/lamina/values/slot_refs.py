@@ -6,7 +6,7 @@ into it afterwards (for ever; see `shm`). References are counted here because wo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from lamina.errors import LaminaError
@@ -52,10 +52,14 @@ class WorkerSlots(RefCountedSlots):
 
 
 class ValueLost(LaminaError):
-    """Loss of a value that was only on a device, when the device's process died."""
+    """Loss of a value that was only on a device or another machine, when that died. `steps`: those that it was the result of."""
 
     status = 503
     code: ClassVar[str] = "value-lost"
+
+    def __init__(self, message: str, *, steps: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.steps = tuple(steps)
 
 
 class DeviceSlots(RefCountedSlots):

@@ -58,6 +58,15 @@ class Completions:
             run = job.run
             if outcomes and outcomes[index].is_stale and job.id in run.jobs and self._failures.rerun_stale(batch, job, cost):
                 continue
+            if (
+                outcomes
+                and outcomes[index].lost
+                and job.id in run.jobs
+                and run.owner.on_inputs_lost(run, job, outcomes[index].lost)
+            ):
+                continue
+            if outcomes and outcomes[index].is_final:
+                job.on_state_changed()
             if not run.finish_job(job, batch.started_us, count, label, device.id, cost):
                 continue  # its run has ended meanwhile
             try:

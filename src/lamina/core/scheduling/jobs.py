@@ -10,7 +10,7 @@ the workflow engine, which queues the next ones when some have ended. Scheduling
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
@@ -79,6 +79,10 @@ class JobOwner(Protocol):
 
     def on_job_failed(self, run: ActiveCall, job: Job, error: str, name: str = "", batch: Batch | None = None) -> None: ...
 
+    def on_inputs_lost(self, run: ActiveCall, job: Job, steps: Sequence[str]) -> bool:
+        """Results that a job needs, of these steps, were lost before it ran. False: they are not made again."""
+        ...
+
     def on_call_ended(self, run: ActiveCall) -> None:
         """However it ended, it brings no more jobs."""
         ...
@@ -102,6 +106,7 @@ class Job(Struct, eq=False):
     stale_reads: int = 0  #: how often it has read state that was changed before its end
     batch_id: int = 0  #: of the batch it is in
     state: JobState = QUEUED
+    is_final: bool = False  #: it has changed state: its result must not be made again
 
     @property
     def is_queued(self) -> bool:
@@ -113,7 +118,7 @@ class Job(Struct, eq=False):
         self.batch_id = 0
 
     def park(self) -> None:
-        """Neither wait nor run, until the journal of its run is up to date."""
+        """Neither wait nor run, until the journal of its run is up to date, or its inputs have been made again."""
         self.state = PARKED
         self.batch_id = 0
 
@@ -128,6 +133,9 @@ class Job(Struct, eq=False):
             self.batch_limit = max(1, batch_size // 2)
         elif alone:
             self.solo_crashes += 1
+
+    def on_state_changed(self) -> None:
+        self.is_final = True
 
     def on_stale_read(self, batch_size: int) -> None:
         """It has read what another has changed, of its own batch perhaps: half as many together next time."""
@@ -289,7 +297,7 @@ class CallRegistry:
         return job
 
     def unpark(self, job: Job) -> None:
-        """Queue a parked job: the journal of its run has been replayed."""
+        """Queue a parked job: the journal of its run has been replayed, or its inputs have been made again."""
         job.requeue()
         function = self._state.functions[job.function]
         function.arrivals.on_arrival(self._view.now_us)
@@ -305,6 +313,9 @@ class CallRegistry:
     def on_job_failed(self, run: ActiveCall, job: Job, error: str, name: str = "", batch: Batch | None = None) -> None:
         run.remove_job(job)
         self.fail(run, FailCall(run.call.id, error, job.node, job.id, job.scope))
+
+    def on_inputs_lost(self, run: ActiveCall, job: Job, steps: Sequence[str]) -> bool:
+        return False  # those of a call are its client's
 
     def on_call_ended(self, run: ActiveCall) -> None:
         """A call of a function leaves nothing behind."""

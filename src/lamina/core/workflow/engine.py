@@ -10,7 +10,7 @@ Time here is run time (`clock.run_us`): a recovered run sets its timers as it di
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lamina.core.actions import Action, FailCall, Reject, ResolveData
 from lamina.core.events import CallRecovered, DataResolved, Heartbeat, TaskReported
@@ -42,6 +42,9 @@ MAX_ITEMS = 100_000
 
 MAX_DATA_REQUESTS = 25_000
 """Data requests of one walk through a flow that makes them at every step: a loop that data never ends must end all the same."""
+
+MAX_REMADE = 5
+"""How often the result of one step is made again after it was lost: a call whose machines die all the time ends."""
 
 MAX_WAIT_US = 100_000_000 * 1_000_000
 """Some three years: a time that comes from data is bounded too."""
@@ -133,6 +136,12 @@ class WorkflowEngine:
 
     def on_job_succeeded(self, run: ActiveCall, job: Job, batch: Batch) -> None:
         assert isinstance(run, WorkflowRun)
+        if run.remaking and (waiting := run.take_remade(job)) is not None:
+            for one in waiting:
+                self._calls.unpark(one)
+            return
+        if job.is_final:
+            run.keep_result(job)
         execution = run.executions.get(job.execution_id)
         if execution is not None and isinstance(execution.node, Task) and execution.node.waits_for_report:
             if run.durable:
@@ -174,9 +183,37 @@ class WorkflowEngine:
         assert isinstance(run, WorkflowRun)
         if run.durable:
             self.journal.record_outcome(run, job, batch, error, name)
-        else:
-            run.remove_job(job)
-            self.apply_failure(run, job, error, name)
+            return
+        run.remove_job(job)
+        self._fail_job(run, job, Fault(error, name or TASK_FAILED, job.scope, job.node, job.id))
+
+    def on_inputs_lost(self, run: ActiveCall, job: Job, steps: Sequence[str]) -> bool:
+        """Run the steps again whose results went with a machine; the job that needs them waits. Durable runs lose none: theirs
+        are in the store."""
+        assert isinstance(run, WorkflowRun)
+        makers: list[tuple[Scope, Task]] = []
+        for step in steps:
+            scope = run.scope_with(job.scope, step)
+            task = scope.flow.nodes[step] if scope is not None else None
+            if scope is None or not isinstance(task, Task) or not self._may_remake(run, scope, task):
+                return False
+            makers.append((scope, task))
+        if not makers or run.durable:
+            return False
+        job.park()
+        run.on_retry()
+        for scope, task in makers:
+            maker = run.remaker_of(scope.id, task.name)
+            if maker is None:
+                run.count_remade(scope.id, task.name)
+                maker = self._calls.queue_job(run, task, scope.id, remaining_us=self.critical_path.remaining_us(scope, task.name))
+            run.wait_for_remade(job, maker)
+        return True
+
+    def _may_remake(self, run: WorkflowRun, scope: Scope, task: Task) -> bool:
+        key = scope.id, task.name
+        may_repeat = self._state.functions[task.function].spec.idempotent and not task.waits_for_report
+        return may_repeat and key not in run.final_steps and run.remade.get(key, 0) < MAX_REMADE
 
     def apply_success(self, run: WorkflowRun, job: Job) -> None:
         execution = run.executions.get(job.execution_id)
@@ -190,8 +227,16 @@ class WorkflowEngine:
             self._queue_job(run, job.scope, after)
 
     def apply_failure(self, run: WorkflowRun, job: Job, error: str, name: str) -> None:
-        fault = Fault(error, name or TASK_FAILED, job.scope, job.node, job.id)
-        self._propagate_failure(run, run.scopes.get(job.scope), run.executions.get(job.execution_id), fault)
+        self._fail_job(run, job, Fault(error, name or TASK_FAILED, job.scope, job.node, job.id))
+
+    def _fail_job(self, run: WorkflowRun, job: Job, fault: Fault) -> None:
+        """A job has failed; where it was to make a lost result again, those that wait for that."""
+        waiting = run.end_remaking(job)
+        if waiting is None:
+            self._propagate_failure(run, run.scopes.get(job.scope), run.executions.get(job.execution_id), fault)
+        for one in waiting or ():
+            if run.remove_job(one):
+                self._fail_job(run, one, fault)
 
     def on_data_resolved(self, event: DataResolved) -> None:
         run = self._state.runs.get(event.call_id)
@@ -261,6 +306,8 @@ class WorkflowEngine:
         if run.has_cancelled_scopes:
             self._drop_orphans(run)
         if run.is_complete and not run.is_ended:
+            for maker in [job for job in run.jobs.values() if job.id in run.remaking]:  # what they make is not needed any more
+                self._calls.drop_job(run, maker)
             self._calls.reply(run)
             return
         worklist = self._worklist

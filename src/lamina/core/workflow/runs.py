@@ -158,6 +158,9 @@ class WorkflowRun(ActiveCall):
     completed_fan_outs: list[int] = []  #: executions whose fan-out has ended, to be moved on
     has_cancelled_scopes: bool = False  #: what was pending in them must be dropped
     is_complete: bool = False  #: its root scope has ended well
+    remaking: dict[int, list[Job]] = {}  #: by job that makes a lost result again: those that wait for it, parked
+    remade: dict[tuple[int, str], int] = {}  #: by scope and step: how often its result was lost
+    final_steps: set[tuple[int, str]] = set()  #: that have changed state: their results cannot be made again
 
     def __post_init__(self) -> None:
         self.is_workflow = self.flow.sole_task is None
@@ -315,6 +318,42 @@ class WorkflowRun(ActiveCall):
         self.state = RunState.ACTIVE
         self.replay_jobs = {}
 
+    # ------------------------------------------------------------ lost results
+
+    def scope_with(self, scope_id: int, step: str) -> Scope | None:
+        """The scope that a step was run in whose result is seen from this one; None: it is over."""
+        scope = self.scopes.get(scope_id)
+        while scope is not None and step not in scope.flow.nodes:
+            scope = scope.parent
+        return scope
+
+    def remaker_of(self, scope_id: int, step: str) -> Job | None:
+        """The job that makes this result again, if one does."""
+        jobs = (self.jobs.get(job_id) for job_id in self.remaking)
+        return next((job for job in jobs if job is not None and (job.scope, job.node) == (scope_id, step)), None)
+
+    def wait_for_remade(self, job: Job, maker: Job) -> None:
+        self.remaking.setdefault(maker.id, []).append(job)
+
+    def count_remade(self, scope_id: int, step: str) -> None:
+        self.remade[scope_id, step] = self.remade.get((scope_id, step), 0) + 1
+
+    def keep_result(self, job: Job) -> None:
+        """Its step has changed state, and must not run again."""
+        self.final_steps.add((job.scope, job.node))
+
+    def end_remaking(self, maker: Job) -> list[Job] | None:
+        """Jobs that have waited for this one; None: it makes no lost result."""
+        return self.remaking.pop(maker.id, None)
+
+    def take_remade(self, maker: Job) -> list[Job] | None:
+        """The same, of those that wait for no other job any more: they may run."""
+        waiting = self.end_remaking(maker)
+        if waiting is None:
+            return None
+        still = {job.id for others in self.remaking.values() for job in others}
+        return [job for job in waiting if job.id in self.jobs and job.id not in still]
+
     # ----------------------------------------------------------- expected jobs
 
     def expect(self) -> dict[str, float]:
@@ -352,7 +391,8 @@ class WorkflowRun(ActiveCall):
             assert not self.scopes or job.scope in self.scopes, f"{job.node} is run for a scope that is gone"
             assert not job.execution_id or self.executions[job.execution_id].job_id == job.id, f"{job.node} is run for nothing"
             may_park = self.durable or self.is_replaying  # a durable function has no journal, and is replayed all the same
-            assert may_park or job.state is not job.state.PARKED, f"job {job.id} is parked, and no journal has it"
+            waits = any(one is job for maker, waiting in self.remaking.items() if maker in self.jobs for one in waiting)
+            assert may_park or waits or job.state is not job.state.PARKED, f"job {job.id} is parked, and nothing wakes it"
         for scope in self.scopes.values():
             assert scope.active_nodes > 0, f"scope {scope.id} is over and still here"
             for fan_out in scope.fan_outs.values():

@@ -13,8 +13,9 @@ import msgspec
 from msgspec import Struct
 
 from lamina.cluster.credentials import JoinToken, TlsFiles
-from lamina.cluster.data_port import DataClient, DataPort, join_address
+from lamina.cluster.data_port import DataPort, join_address
 from lamina.cluster.ingress_connection import IngressConnection, IngressTerms, LeaderConnection
+from lamina.cluster.value_fetcher import ValueFetcher
 from lamina.errors import BadValue
 from lamina.gateway.ingress.handlers import IngressHttpHandler, KnownRoutes
 from lamina.gateway.ingress.leader_link import LeaderLink
@@ -104,7 +105,7 @@ class FrontDoor(IngressProcess):
             lambda owner, slot, serial: pool.serial(slot) == serial,
             only_own=not config.token,
         )
-        self._fetcher = DataClient(between.for_client())
+        self._fetcher = ValueFetcher(between.for_client())
         routes = FrontRoutes(config, self._on_open_server)
         self._leader_link = LeaderLink(pool, self._port, self._fetcher, routes, config.hold_us)
         terms = IngressTerms(
@@ -154,7 +155,7 @@ class FrontDoor(IngressProcess):
                 task.cancel()
             await asyncio.gather(joined, waiting, serving, return_exceptions=True)
             self._port.close()
-            self._fetcher.close()
+            await self._fetcher.close()
             self._directory.close()
         if self.refusal is not None:
             raise self.refusal

@@ -11,14 +11,14 @@ Bodies stay in slots of this machine until their request is answered: a leader's
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import Struct, structs
 
-from lamina.cluster.data_port import DataClient, DataPort
+from lamina.cluster.data_port import DataPort
 from lamina.cluster.ingress_connection import LeaderConnection
+from lamina.cluster.value_fetcher import Fetched, ValueFetcher
 from lamina.drivers.timer import clock_us
 from lamina.errors import LaminaError, LeadershipLost, NotLeader
 from lamina.gateway.ingress.controller_link import ControllerLink
@@ -66,7 +66,6 @@ SETTLE_US = 5_000_000
 that leads: its agents are on their way."""
 
 MAX_HELD = 10_000
-FETCH_THREADS = 8
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _UNAVAILABLE = 14
 _STARTED = (ResponseStart, ResponseChunk, InferChunk)
@@ -92,7 +91,7 @@ class _Asked:
 class LeaderLink(ControllerLink):
     """Requests of one front door. `hold_us`: for how long one waits for a server that leads."""
 
-    def __init__(self, pool: ShmPool, data_port: DataPort, fetcher: DataClient, routes: KnownRoutes, hold_us: int) -> None:
+    def __init__(self, pool: ShmPool, data_port: DataPort, fetcher: ValueFetcher, routes: KnownRoutes, hold_us: int) -> None:
         super().__init__(pool, None, routes.update, lambda: None)
         self._shared, self._data_port, self._fetcher = pool, data_port, fetcher
         self._routes, self._hold_us = routes, hold_us
@@ -102,7 +101,6 @@ class LeaderLink(ControllerLink):
         self._sent_heads: dict[int, RequestHead] = {}
         self._lent: set[int] = set()  #: slots of requests that are over, and that the leader may still need
         self._reader_of_leader = controller_reader()
-        self._threads = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="fetch")
         self._looking: asyncio.TimerHandle | None = None
 
     @property
@@ -121,6 +119,9 @@ class LeaderLink(ControllerLink):
         self._sent_heads.clear()
         for asked in list(self._asked.values()):
             self._transmit(asked)
+
+    def on_machine_lost(self, address: str) -> None:
+        self._fetcher.drop_machine(address)
 
     def on_lost(self, why: str) -> None:
         """The leader is gone. What it was lent is free, and what it was asked is asked again or given up."""
@@ -288,29 +289,26 @@ class LeaderLink(ControllerLink):
             self._finish(message.number)
 
     def _fetch(self, asked: _Asked, message: ResultValue, ref: NodeRef) -> None:
-        """Fetch a result from where it is, in a thread."""
+        """Fetch a result from where it is."""
         leader = self._leader
         self._note_reference(message.number)
-        room = bytearray(ref.size)
-        work = self._loop.run_in_executor(self._threads, self._fetcher.fetch, ref, room)
 
-        def done(work: asyncio.Future[None]) -> None:
-            error = work.exception()
+        def done(found: Fetched) -> None:
             if message.number not in self._pending or self._asked.get(message.number) is not asked or not asked.is_sent:
                 return  # its client has left, or another leader has been asked meanwhile
             if self._leader is not leader:
                 return
-            if error is None:
-                self._deliver(structs.replace(message, value=bytes(room)))
+            if isinstance(found, bytes):
+                self._deliver(structs.replace(message, value=found))
                 return
             self._say(ReplyConsumed(message.number))
             if asked.may_repeat:  # the machine that has it died: it is made once more
                 asked.released.clear()
                 self._transmit(asked)
             else:
-                self._give_up(asked, LeadershipLost(f"the result cannot be fetched: {error}", hint=_LOOK_UP))
+                self._give_up(asked, LeadershipLost(f"the result cannot be fetched: {found}", hint=_LOOK_UP))
 
-        work.add_done_callback(done)
+        self._fetcher.bring(ref, done)
 
     def _give_up(self, asked: _Asked, error: LaminaError) -> None:
         """Answer a request with an error of this process' own."""
@@ -351,7 +349,6 @@ class LeaderLink(ControllerLink):
     def stop(self) -> None:
         if self._looking is not None:
             self._looking.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
         self.closed.set()
 
 

@@ -166,6 +166,7 @@ _FAILURES = {
     "worker-lost": (503, "worker-lost", "its worker died, and so did the next one", _LOG),
     "device-lost": (503, "worker-lost", "its device was lost", "try again"),
     "hung": (503, "worker-lost", "its worker hung and was replaced", _LOG),
+    "value-lost": (503, "value-lost", "a result that a step needs was lost with its machine", "look before repeating it"),
     "load-failed": (503, "load-failed", "the function cannot be loaded", _LOG),
     "cost": (429, "refused", *REFUSALS["cost"][1:]),  # seen when its batch was about to start
     "store-down": (503, "store-down", "what it changed could not be kept", "look before repeating it"),
