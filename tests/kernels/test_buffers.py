@@ -14,6 +14,7 @@ import lamina
 from lamina.bootstrap import open_local
 from lamina.errors import BadValue, NotFound
 from lamina.gateway.bootstrap import open_gateway
+from lamina.gateway.routes.kernels import _shape
 from lamina.kernels.buffer_store import BuffersFull, BufferStore, MappedBuffers, read_data
 from lamina.worker.main import BatchBuffers
 from lamina.worker.protocol import JobFrame, RunBatch
@@ -171,6 +172,13 @@ def test_clients_send_keys_instead_of_arrays(tmp_path: Path):
         assert (tmp_path / "graphs.buffers").is_dir()
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("shape", ["4.0", "x", "4,", ",4", "1_0", "+4", " 4", "\uff14", "9" * 30, ",".join("1" * 99)])
+def test_a_shape_that_is_none_is_told_as_it_was_sent(shape: str):
+    with pytest.raises(BadValue, match="is none") as caught:
+        _shape(shape)
+    assert caught.value.hint and (_shape("2,3"), _shape("")) == ((2, 3), ())
 
 
 class Answers:
