@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from pathlib import Path
 
@@ -13,7 +14,10 @@ import lamina
 from lamina.bootstrap import open_local
 from lamina.errors import BadValue, NotFound
 from lamina.gateway.bootstrap import open_gateway
+from lamina.gateway.routes.kernels import _shape
 from lamina.kernels.buffer_store import BuffersFull, BufferStore, MappedBuffers, read_data
+from lamina.worker.main import BatchBuffers
+from lamina.worker.protocol import JobFrame, RunBatch
 from tests.kernels.test_serving import SOURCE
 from tests.serving import Browser
 
@@ -168,3 +172,42 @@ def test_clients_send_keys_instead_of_arrays(tmp_path: Path):
         assert (tmp_path / "graphs.buffers").is_dir()
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("shape", ["4.0", "x", "4,", ",4", "1_0", "+4", " 4", "\uff14", "9" * 30, ",".join("1" * 99)])
+def test_a_shape_that_is_none_is_told_as_it_was_sent(shape: str):
+    with pytest.raises(BadValue, match="is none") as caught:
+        _shape(shape)
+    assert caught.value.hint and (_shape("2,3"), _shape("")) == ((2, 3), ())
+
+
+class Answers:
+    """The gateway's end: what it answers, look by look."""
+
+    def __init__(self, *found: object) -> None:
+        self.found, self.looks = list(found), 0
+
+    def read_buffer(self, job_id: int, key: str) -> object:
+        self.looks += 1
+        return self.found.pop(0) if len(self.found) > 1 else self.found[0]
+
+
+def test_a_buffer_that_is_deleted_or_replaced_before_it_is_opened_is_asked_for_again(tmp_path: Path):
+    store, mapped = BufferStore(tmp_path), MappedBuffers(1 << 20)
+    put(store, "", "k", np.arange(3.0))
+    kept = store.find("", "k")
+    gone = (str(tmp_path / "gone.buffer"), "0" * 32)
+    link = Answers(gone, gone, (kept.path, kept.digest))
+    buffers = BatchBuffers(link, RunBatch(1, 1, [JobFrame(7, "c", None, [])]), [0], lambda: mapped, None)  # type: ignore[arg-type]
+    assert buffers.read(0, "k").tolist() == [0, 1, 2] and link.looks == 3
+    with pytest.raises(BadValue, match="replaced again and again"):
+        BatchBuffers(Answers(gone), RunBatch(1, 1, [JobFrame(7, "c", None, [])]), [0], lambda: mapped, None).read(0, "k")  # type: ignore[arg-type]
+
+
+def test_a_disk_without_room_for_one_more_file_is_told_as_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(**how: object) -> None:
+        raise OSError(errno.ENOSPC, "no inodes")
+
+    monkeypatch.setattr("tempfile.mkstemp", full)
+    with pytest.raises(BuffersFull, match="disk of the server is full"):
+        BufferStore(tmp_path).write("", "k", "uint8", (1,), b"x")

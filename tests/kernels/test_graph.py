@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -115,6 +119,66 @@ def test_the_hash_is_that_of_the_contents():
         g.launch(kernels.cuda_kernel(text.format(number), "k"), kernels.out(g.output("a", "float32", (1,))))
         digests.add(g.build().digest)
     assert len(digests) == 2
+
+
+def scaled_by(factor: float) -> kernels.Kernel:
+    @kernels.numpy_kernel
+    def scaled(a, out):
+        out[...] = a * factor
+
+    return scaled
+
+
+def filled_with(value: float):
+    return lambda: np.full(4, value, np.float32)
+
+
+def one_launch(kernel: kernels.Kernel, value: Callable[[], object]) -> str:
+    g = kernels.GraphBuilder()
+    x, c = g.input("x", "float32", (4,)), g.constant("c", "float32", (4,), value=value)
+    t = g.temporary("t", "float32", (4,))
+    g.launch(add, x, c, kernels.out(t))
+    g.launch(kernel, t, kernels.out(g.output("y", "float32", (4,))))
+    return g.build().digest
+
+
+def test_the_hash_tells_graphs_apart_that_compute_different_things_by_the_same_text():
+    same = one_launch(scaled_by(2.0), filled_with(1.0))
+    assert one_launch(scaled_by(2.0), filled_with(1.0)) == same
+    others = [
+        one_launch(scaled_by(3.0), filled_with(1.0)),
+        one_launch(scaled_by(2.0), filled_with(5.0)),
+        one_launch(scaled_by(2.0), partial(np.full, 4, 1.0, np.float32)),
+        one_launch(scaled_by(2.0), partial(np.full, 4, 2.0, np.float32)),
+        one_launch(scaled_by(2.0), np.full(4, 1.0, np.float32).copy),
+    ]
+    assert len({same, *others}) == 6
+
+
+@pytest.mark.live
+def test_the_hash_is_the_same_in_every_process():
+    """Nothing of an address in memory, nor of the order of a set."""
+    script = (
+        "from functools import partial\n"
+        "from lamina.kernels.sources import text_of\n"
+        "class Own:\n"
+        "    def __init__(self): self.names = {'a', 'b', 'c'}\n"
+        "    def make(self): return (lambda: [x for x in self.names])()\n"
+        "own = Own()\n"
+        "def deep(): return lambda: own\n"
+        "print([text_of(one) for one in (own.make, deep(), partial(deep, own), exec, Own, text_of)])\n"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in (1, 2)
+    ]
+    assert said[0] == said[1] and " at 0x" not in said[0]
 
 
 def test_a_kernel_cannot_write_what_it_only_reads_and_sees_nothing_of_another_request():

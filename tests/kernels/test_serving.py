@@ -12,6 +12,7 @@ import pytest
 import lamina
 from lamina import kernels
 from lamina.errors import BadValue
+from lamina.sdk.context import BatchContext, active_context
 from lamina.sdk.kernel_graph import KernelGraphFunction
 from tests.serving import Browser, served
 
@@ -92,6 +93,54 @@ def test_a_bad_request_fails_alone_in_its_batch(classify: KernelGraphFunction):
     good = {"pixels": np.full((2, 2), 3, np.float32)}
     first, bad, last = classify.open().run([dict(good), {"pixels": [1]}, dict(good)])
     assert isinstance(bad, BadValue) and first["best"] == last["best"] == 0
+
+
+def run_together(*calls: dict[str, Any]) -> list[Any]:
+    """A batch of (x - a) / b, with a kernel that raises for what is below zero."""
+    app = lamina.App("two")
+
+    @kernels.numpy_kernel
+    def shift(x, a, b, y):
+        if (x < 0).any():
+            raise ValueError("below zero")
+        y[...] = (x - a) / b
+
+    @app.kernel_graph(batch=8)
+    def shifted(g):
+        x, y = g.input("x", "float32", (1,)), g.output("y", "float32", (1,))
+        a, b = g.constant("a", "float32", (1,), key="a"), g.constant("b", "float32", (1,), key="b")
+        g.launch(shift, x, a, b, kernels.out(y))
+
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        app.local_buffers.write(0, name, np.full(1, value, np.float32))
+    with active_context(BatchContext(batch=len(calls), buffers=app.local_buffers)):
+        return shifted.open().run(list(calls))
+
+
+def test_requests_that_name_the_same_constants_for_other_buffers_do_not_run_together():
+    x, swapped = np.full(1, 9, np.float32), {"a": {"key": "b"}, "b": {"key": "a"}}
+    found = run_together({"x": x}, {"x": x, **swapped}, {"x": x, "a": {"key": "b"}}, {"x": x, "b": {"key": "a"}})
+    assert [float(one[0]) for one in found] == [4.0, 7.0, 3.5, 8.0]
+
+
+def test_a_kernel_that_raises_for_one_request_fails_that_one_alone():
+    found = run_together(*[{"x": np.full(1, value, np.float32)} for value in (1, 3, -1, 5, 7)])
+    assert isinstance(found.pop(2), ValueError) and [float(one[0]) for one in found] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_two_outputs_are_not_left_under_one_key(classify: KernelGraphFunction):
+    with pytest.raises(BadValue, match="best: key 'k' is that of 'score' too") as caught:
+        classify.local(pixels=[[0, 1], [5, 2]], score={"key": "k"}, best={"key": "k"})
+    assert caught.value.hint
+
+
+def test_on_a_device_a_request_that_names_a_key_is_told_so(classify: KernelGraphFunction):
+    good = {"pixels": np.zeros((2, 2), np.float32)}
+    loaded = classify.open().model
+    assert loaded is not None
+    sent, by_key, left = loaded.rows([good, {"pixels": {"key": "p"}}, good | {"score": {"key": "s"}}])
+    assert isinstance(sent, tuple) and "pixels: requests name no keys on a GPU" in str(by_key)
+    assert isinstance(left, BadValue) and left.message.startswith("score: ") and left.hint
 
 
 def test_an_unsound_graph_is_refused_where_it_is_written():

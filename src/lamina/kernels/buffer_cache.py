@@ -101,43 +101,44 @@ class BufferCache:
 
     def evict_next(self, keep: str) -> str | None:
         """Evict the next one although there seems to be room; None if all but `keep` are in use."""
-        found = self._next({keep})
-        if found is not None:
-            self._evict(found)
-        return found
+        kept, found = None, self._pop_idle()
+        while found is not None and found[2] == keep:
+            kept, found = found, self._pop_idle()
+        if kept is not None:
+            heappush(self._order, kept)
+        if found is None:
+            return None
+        self._evict(found[2])
+        return found[2]
 
     def _evict(self, key: str) -> None:
         self.level = max(self.level, self._held[key].credit)
         self.remove(key)
         self.evictions += 1
 
-    def _next(self, keep: set[str]) -> str | None:
-        """The entry that goes next, but for those to keep. What is found out of date on the way is forgotten."""
-        kept: list[tuple[float, int, str]] = []
-        found = None
-        while self._order and found is None:
-            credit, arrived, key = entry = self._order[0]
+    def _pop_idle(self) -> tuple[float, int, str] | None:
+        """The entry that goes next, off the heap. What is found out of date on the way is forgotten."""
+        while self._order:
+            credit, arrived, key = found = heappop(self._order)
             held = self._held.get(key)
-            if held is None or held.busy or (held.credit, held.arrived) != (credit, arrived):
-                heappop(self._order)
-            elif key in keep:
-                kept.append(heappop(self._order))
-            else:
-                found = entry[2]
-        for entry in kept:
-            heappush(self._order, entry)
-        return found
+            if held is not None and not held.busy and (held.credit, held.arrived) == (credit, arrived):
+                return found
+        return None
 
     def _victims(self, size: int) -> list[str] | None:
+        """Entries to evict for one of this size, off the heap; None, and nothing is changed, if all of them are not enough."""
         need = self.used + size - self.capacity
-        gone: list[str] = []
+        gone: dict[str, tuple[float, int, str]] = {}
         while need > 0:
-            key = self._next({*gone})
-            if key is None:
+            found = self._pop_idle()
+            if found is None:
+                for entry in gone.values():
+                    heappush(self._order, entry)
                 return None
-            gone.append(key)
-            need -= self._held[key].size
-        return gone
+            if found[2] not in gone:  # used at no cost it is on the heap twice
+                gone[found[2]] = found
+                need -= self._held[found[2]].size
+        return list(gone)
 
     def check(self) -> None:
         assert self.used == sum(held.size for held in self._held.values()) <= self.capacity, "the cache miscounts"

@@ -151,14 +151,16 @@ class BufferStore:
         disk = shutil.disk_usage(folder)
         if disk.free - len(view) < min(RESERVED_DISK_BYTES, disk.total // RESERVED_DISK_PART):
             raise BuffersFull(f"the disk of the server has {disk.free >> 20} MiB left", hint="delete buffers that are not needed")
-        handle, path = tempfile.mkstemp(dir=folder, prefix=".new-")
+        path = ""
         try:
+            handle, path = tempfile.mkstemp(dir=folder, prefix=".new-")
             with open(handle, "wb") as file:
                 file.write(_head(stored))
                 for at in range(0, len(view), _PIECE_BYTES):  # in pieces: other threads run between them
                     file.write(view[at : at + _PIECE_BYTES])
         except BaseException as error:
-            os.unlink(path)
+            if path:
+                os.unlink(path)
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise BuffersFull("the disk of the server is full", hint="delete buffers that are not needed") from None
             raise

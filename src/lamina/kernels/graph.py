@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from lamina.encoding import DTYPES
 from lamina.errors import BadValue
-from lamina.kernels.sources import Kernel
+from lamina.kernels.sources import Kernel, text_of
 
 BufferKind = Literal["input", "output", "constant", "temporary"]
 Role = Literal["in", "out", "inout"]
@@ -103,10 +103,13 @@ class KernelGraph:
 
     @property
     def digest(self) -> str:
-        """Content hash: equal for graphs that compute the same from the same inputs and keys."""
+        """Content hash: equal for graphs that compute the same from the same inputs and keys. What makes the contents of a
+        constant counts as a kernel does, by its text."""
         found = hashlib.blake2b(msgspec.json.encode(self.spec, order="sorted"), digest_size=16)
         for name in sorted(self.kernels):
             found.update(f"\0{name}\0{self.kernels[name].kind}\0{self.kernels[name].source}".encode())
+        for name in sorted(self.constants):
+            found.update(f"\0{name}\0constant\0{text_of(self.constants[name])}".encode())
         return found.hexdigest()
 
     def buffer(self, name: str) -> Buffer:

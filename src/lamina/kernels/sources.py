@@ -7,13 +7,19 @@ counting its requests (constants without that axis), and numbers. It writes its 
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Literal
 
 from lamina.errors import BadValue, LoadFailed
+
+MAX_DEPTH = 6
+"""Values within values that a hash follows."""
 
 KernelKind = Literal["numpy", "cuda", "triton", "torch", "onnx"]
 HostKernel = Callable[..., None]
@@ -50,7 +56,7 @@ class Kernel:
 
 def numpy_kernel(function: HostKernel) -> Kernel:
     """Decorator: a function over numpy arrays as a kernel. On a GPU it does not run."""
-    return Kernel(_name_of(function), "numpy", _text_of(function), function, function)
+    return Kernel(_name_of(function), "numpy", text_of(function), function, function)
 
 
 def cuda_kernel(source: str, name: str, *, twin: HostKernel | Kernel | None = None) -> Kernel:
@@ -65,7 +71,7 @@ def triton_kernel(function: Any, *, twin: HostKernel | Kernel | None = None, **m
     """A Triton function (`@triton.jit`); `meta` are its compile-time arguments. Tensors come with the batch axis first, and
     `tl.program_id(2)` is the request's place in its batch."""
     code = getattr(function, "fn", function)
-    return Kernel(_name_of(code), "triton", f"{_text_of(code)}\n{sorted(meta.items())}", function, _host_of(twin), meta)
+    return Kernel(_name_of(code), "triton", f"{text_of(code)}\n{sorted(meta.items())}", function, _host_of(twin), meta)
 
 
 def torch_kernel(model: Any, *, name: str = "") -> Kernel:
@@ -73,7 +79,7 @@ def torch_kernel(model: Any, *, name: str = "") -> Kernel:
     reads the module's inputs and writes its outputs, in their order."""
     if not inspect.isclass(model) or not callable(getattr(model, "load", None)):
         raise BadValue(f"torch_kernel: {model!r} has no load", hint="give a lamina.TorchModel class")
-    return Kernel(name or model.__name__.lower(), "torch", _text_of(model), model)
+    return Kernel(name or model.__name__.lower(), "torch", text_of(model), model)
 
 
 def onnx_kernel(path: str | Path, *, name: str = "") -> Kernel:
@@ -81,8 +87,6 @@ def onnx_kernel(path: str | Path, *, name: str = "") -> Kernel:
     file = Path(path)
     if not file.is_file():
         raise BadValue(f"onnx_kernel: no model at {str(path)!r}", hint="give the path of an .onnx file")
-    import hashlib
-
     digest = hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
     return Kernel(name or file.stem.replace(".", "_").lower(), "onnx", digest, file)
 
@@ -98,13 +102,48 @@ def _name_of(function: Any) -> str:
     return str(name)
 
 
-def _text_of(target: Any) -> str:
-    """What a kernel of Python is hashed by: its text, or its code where there is no text."""
+def text_of(target: Any) -> str:
+    """What Python code is hashed by: its text, or its code where there is no text, and the values that it is bound to by
+    arguments, defaults and enclosing functions. Globals are not followed. The same in every process."""
+    return _describe(target, ())
+
+
+def _describe(value: Any, inside: tuple[int, ...]) -> str:
+    """`inside` are the values that this one was found in: a function may refer to itself."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | Path):
+        return repr(value)
+    if id(value) in inside or len(inside) > MAX_DEPTH:
+        return "..."
+    into = (*inside, id(value))
+    if isinstance(value, tuple | list | set | frozenset):
+        parts = [_describe(part, into) for part in value]
+        return f"{type(value).__name__}{parts if isinstance(value, tuple | list) else sorted(parts)}"
+    if isinstance(value, Mapping):
+        return f"mapping{sorted((_describe(name, into), _describe(part, into)) for name, part in value.items())}"
+    if isinstance(value, partial):
+        return f"partial{[_describe(part, into) for part in (value.func, value.args, value.keywords)]}"
+    if isinstance(value, CodeType):
+        return f"{value.co_code.hex()} {value.co_names} {[_describe(part, into) for part in value.co_consts]}"
+    if isinstance(value, FunctionType | MethodType):
+        function = value.__func__ if isinstance(value, MethodType) else value
+        bound = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+        bound += [function.__defaults__, function.__kwdefaults__, getattr(value, "__self__", None)]
+        return f"{_source(function) or _describe(function.__code__, into)} {[_describe(part, into) for part in bound]}"
+    if inspect.isclass(value):
+        methods = [_describe(part, into) for part in vars(value).values() if isinstance(part, FunctionType) and part.__closure__]
+        return f"{_source(value) or value.__qualname__} {methods}"
+    if hasattr(value, "tobytes") and hasattr(value, "dtype"):
+        return f"{value.dtype} {value.shape} {hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()}"
+    if isinstance(value, ModuleType):
+        return value.__name__
+    return f"{_describe(type(value), into)} {_describe(getattr(value, '__dict__', {}), into)}"
+
+
+def _source(target: Any) -> str:
     try:
         return inspect.getsource(target)
     except (OSError, TypeError):
-        code = getattr(target, "__code__", None)
-        return f"{code.co_code.hex()} {code.co_consts} {code.co_names}" if code is not None else repr(target)
+        return ""
 
 
 # ------------------------------------------------------------------ models on the host

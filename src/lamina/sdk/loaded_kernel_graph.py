@@ -95,33 +95,41 @@ class LoadedKernelGraph:
     def run(self, calls: Sequence[Mapping[str, Any]]) -> list[Any]:
         """Run a batch on the host; a request that cannot be bound, or whose result cannot be kept, fails alone."""
         results: list[Any] = [self._bound(place, call) for place, call in enumerate(calls)]
-        groups: dict[tuple[int, ...], list[int]] = {}
+        groups: dict[tuple[tuple[str, int], ...], dict[int, BoundRequest]] = {}
         for place, bound in enumerate(results):
             if isinstance(bound, BoundRequest):  # those with the same constants run together
-                groups.setdefault(tuple(sorted(map(id, bound.constants.values()))), []).append(place)
+                same = tuple(sorted((name, id(array)) for name, array in bound.constants.items()))
+                groups.setdefault(same, {})[place] = bound
         for members in groups.values():
-            bound = [results[place] for place in members]
-            try:
-                outputs = self.host(*stack_rows([one.inputs for one in bound]), constants=bound[0].constants)
-            except Exception as error:
-                answers: list[Any] = [error] * len(members)
-            else:
-                answers = [
-                    self._kept(place, one, tuple(output[at] for output in outputs))
-                    for at, (place, one) in enumerate(zip(members, bound, strict=True))
-                ]
-            for place, answer in zip(members, answers, strict=True):
+            for place, answer in self._run_together(members):
                 results[place] = answer
         return results
+
+    def _run_together(self, members: Mapping[int, BoundRequest]) -> list[tuple[int, Any]]:
+        """Answers of requests with the same constants. If a kernel raises they run in halves, until the one it raised for is
+        alone: a graph changes nothing outside of it, so it may."""
+        bound = list(members.values())
+        try:
+            outputs = self.host(*stack_rows([one.inputs for one in bound]), constants=bound[0].constants)
+        except Exception as error:
+            if len(members) == 1:
+                return [(place, error) for place in members]
+            places, half = list(members), len(members) // 2
+            parts = ({place: members[place] for place in part} for part in (places[:half], places[half:]))
+            return [answer for part in parts for answer in self._run_together(part)]
+        rows = zip(*outputs, strict=True)
+        return [(place, self._kept(place, one, row)) for (place, one), row in zip(members.items(), rows, strict=True)]
 
     def rows(self, calls: Sequence[Mapping[str, Any]]) -> list[Any]:
         """Inputs of each request for an executor: a tuple of arrays, or an exception."""
         found: list[Any] = []
         for place, call in enumerate(calls):
-            bound = self._bound(place, call)
-            if isinstance(bound, BoundRequest) and (bound.constants or bound.kept):
-                name = next(iter((*bound.constants, *bound.kept)))
-                bound = BadValue(f"{name}: constants and outputs have no keys of requests on a GPU", hint="send it as an input")
+            keyed = next((name for name, value in call.items() if isinstance(value, Mapping)), None)
+            bound: BoundRequest | Exception
+            if keyed is None:
+                bound = self._bound(place, call)
+            else:
+                bound = BadValue(f"{keyed[:80]}: requests name no keys on a GPU", hint="send the array, or leave an output out")
             found.append(bound.inputs if isinstance(bound, BoundRequest) else bound)
         return found
 
@@ -168,7 +176,16 @@ class LoadedKernelGraph:
             key = _key_in(one, given[one.name]) if one.name in given else one.key
             if key and (one.name in given or one.name not in self.graph.constants):
                 constants[one.name] = self._read(place, one, key)
-        kept = {one.name: _key_in(one, given[one.name]) for one in self._outputs if one.name in given}
+        kept: dict[str, str] = {}
+        for one in self._outputs:
+            if one.name in given:
+                key = _key_in(one, given[one.name])
+                other = next((name for name, taken in kept.items() if taken == key), None)
+                if other is not None:
+                    raise BadValue(
+                        f"{one.name}: key {key!r} is that of {other!r} too", hint="leave each output under a key of its own"
+                    )
+                kept[one.name] = key
         return BoundRequest(inputs, constants, kept)
 
     def _input(self, place: int, buffer: Buffer, given: Mapping[str, Any]) -> Any:

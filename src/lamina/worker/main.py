@@ -67,6 +67,9 @@ _PR_SET_PDEATHSIG = 1
 HEARTBEAT_EVERY_S = 0.05
 """Minimum distance of heartbeats, however often code reports."""
 
+BUFFER_LOOKS = 8
+"""How often a buffer is looked for that others replace meanwhile."""
+
 MAPPED_BYTES = 4 * 2**30
 """Of buffers that stay mapped in a worker. The system drops what it needs the memory of, and reads it again."""
 
@@ -140,7 +143,13 @@ class BatchBuffers:
         self._jobs = [batch.jobs[place].job_id for place in places]
 
     def read(self, request: int, key: str) -> Any:
-        return self._mapped().open(*self._link.read_buffer(self._jobs[request], key))
+        """The array under a key. It may be deleted, or replaced by one that is not shown to this process yet, between the answer
+        and the look: then it is asked for again."""
+        for _ in range(BUFFER_LOOKS):
+            found = self._link.read_buffer(self._jobs[request], key)
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                return self._mapped().open(*found)
+        raise BadValue(f"buffer {key[:80]!r} is replaced again and again", hint="read it when those that write it are done")
 
     def write(self, request: int, key: str, array: Any) -> None:
         (value,) = encode_results(self._pool, [array])

@@ -7,6 +7,7 @@ read and deleted by key. Files are written and read in threads: the loop never w
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
@@ -29,6 +30,7 @@ from lamina.server.process_status import ProcessStatus
 
 T = TypeVar("T")
 MAX_LISTED = 1_000
+_LENGTHS = re.compile(r"-?[0-9]{1,20}(,-?[0-9]{1,20}){0,15}")
 THREADS = 4
 MAX_WAITING = 64
 """Requests that wait for the disk."""
@@ -225,10 +227,9 @@ def _array_parts(body: bytes) -> tuple[str, tuple[int, ...], memoryview]:
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(",") if part) if len(text) < 200 else ()
-    except ValueError:
-        raise BadValue(f"shape: {text[:40]!r} is none", hint="lengths with commas between them: 2,224,224") from None
+    if text and not _LENGTHS.fullmatch(text):
+        raise BadValue(f"shape: {text[:40]!r} is none", hint="lengths with commas between them: 2,224,224")
+    return tuple(int(part) for part in text.split(",")) if text else ()
 
 
 def _shown(stored: StoredBuffer) -> dict[str, Any]:

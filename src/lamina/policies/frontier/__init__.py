@@ -318,8 +318,9 @@ class Policy:
             until_us = min(until_us, now_us + max(BLOCKED_US, batch.fastest_us // 2))
         why = explain.BLOCKED if self._blocking.blocked_us == now_us else explain.NO_SLOT
         rank = self._service_order(view, function)
-        if rank[0] == NEVER_US:  # it has a goal once half of its time is over
-            until_us = min(until_us, (jobs[0].run.call.arrived_us + jobs[0].due_us) // 2 + 1)
+        if rank[0] == NEVER_US:  # the one that it is of has a goal once half of its time is over; jobs of the batch may be others
+            head = function.queue.head()
+            until_us = min(until_us, (head.run.call.arrived_us + head.due_us) // 2 + 1)
         return Defer(function.spec.name, max(now_us + 1, until_us), NEVER_US, rank=rank, slot=commit_at, why=why)
 
     def _spared(self, view: View, batch: NextBatch, slot: CandidateSlot) -> tuple[CandidateSlot, BatchConfig | None]:
