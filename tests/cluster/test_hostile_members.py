@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from lamina.cluster.cluster_engine import ClusterEngine
 from lamina.cluster.credentials import TicketKey, proof
 from lamina.cluster.data_port import DataClient, DataPort, FetchFailed, join_address, ref_for
 from lamina.cluster.messages import (
@@ -26,6 +27,7 @@ from lamina.cluster.messages import (
     DoneOnNode,
     Hello,
     JoinRefused,
+    LoadedInstance,
     LoadOnNode,
     ReadState,
     ReadyOnNode,
@@ -59,6 +61,7 @@ class Liar:
         self._frames = to_agent_reader()
         self._ahead: list[object] = []
         self._beats: asyncio.Task[None] | None = None
+        self.loaded: list[LoadedInstance] = []
 
     async def next(self) -> object:
         """The next frame; None at the end."""
@@ -87,7 +90,7 @@ class Liar:
             return challenge
         nonce = os.urandom(32)
         said = proof(SECRET, "agent", challenge.nonce, nonce, self.name, self.boot_us)
-        self.hello = Hello(self.name, self.boot_us, nonce, said, "127.0.0.1:1", [DEVICE], [], [])
+        self.hello = Hello(self.name, self.boot_us, nonce, said, "127.0.0.1:1", [DEVICE], self.loaded, [])
         self.say(self.hello)
         answer = await self.next()
         if isinstance(answer, Welcome):
@@ -109,9 +112,12 @@ class Liar:
         finally:
             writer.close()
 
-    def close(self) -> None:
+    def stop_beats(self) -> None:
         if self._beats is not None:
             self._beats.cancel()
+
+    def close(self) -> None:
+        self.stop_beats()
         self.writer.close()
 
 
@@ -171,7 +177,7 @@ def test_clocks_power_and_temperature_of_a_nodes_gpu_are_in_status_and_metrics(a
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("lie", ["too-many", "not-its-value", "unknown-batch"])
+@pytest.mark.parametrize("lie", ["too-many", "not-its-value", "too-large", "unknown-batch"])
 def test_an_agent_that_lies_about_results_harms_its_own_calls_at_most(app: Path, tmp_path: Path, lie: str):
     async def work() -> None:
         async with cluster(app, tmp_path) as made, joined(made, "liar") as liar:
@@ -185,7 +191,10 @@ def test_an_agent_that_lies_about_results_harms_its_own_calls_at_most(app: Path,
                 await made.until(lambda: made.phase("liar") in ("lost", ""))
             elif lie == "not-its-value":
                 liar.say(DoneOnNode(batch.batch_id, 1, [NodeRef("127.0.0.1:22", "gateway", 0, 100_000)]))
-                assert await call >= 500
+                assert await call == 503
+            elif lie == "too-large":
+                liar.say(DoneOnNode(batch.batch_id, 1, [NodeRef("127.0.0.1:22", "gateway", 0, 2**62)]))
+                assert await call == 503  # and no memory is taken for it
             else:
                 liar.say(DoneOnNode(batch.batch_id + 77, 1, [b"\xc0"]), DoneOnNode(batch.batch_id, 1, [b"\x01"]))
                 assert await call == 200
@@ -199,6 +208,34 @@ def test_an_agent_that_lies_about_results_harms_its_own_calls_at_most(app: Path,
             made.gateway.driver.controller.state.check()
 
     run(work, 90)
+
+
+@pytest.mark.live
+def test_a_node_that_falls_silent_while_it_is_brought_in_gets_nothing(app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What it has loaded is compared with what is served, which takes as long as a package is made."""
+    is_packed = asyncio.Event()
+
+    async def slowly(engine: ClusterEngine, loaded: object) -> bool:
+        await is_packed.wait()
+        return False
+
+    monkeypatch.setattr(ClusterEngine, "_is_current", slowly)
+
+    async def work() -> None:
+        async with cluster(app, tmp_path) as made:
+            liar = Liar(made.port, "quiet")
+            liar.loaded = [LoadedInstance("echo-1", "echo", DEVICE.id, "1", "0" * 64, 1, 1.0)]
+            assert isinstance(await liar.join(), Welcome)
+            await made.live("quiet")
+            liar.stop_beats()
+            await made.until(lambda: made.phase("quiet") == "suspect")
+            is_packed.set()
+            devices = made.gateway.driver.controller.state.devices
+            await made.until(lambda: bool(devices))
+            assert [device.is_suspended for device in devices.values()] == [True]
+            liar.close()
+
+    run(work, 60)
 
 
 @pytest.mark.live

@@ -80,6 +80,25 @@ def test_a_node_that_was_deaf_for_a_moment_is_live_again():
     assert world.changes[2:] == ["suspect", "live"]
 
 
+def test_a_node_whose_event_loop_stands_still_gets_nothing_new_and_is_lost_in_the_end():
+    world = Watched()
+    first = world.join()
+    for lag_us in range(0, 12_000 * MS, 100 * MS):
+        world.wait(100 * MS)
+        world.do("beat", "a", first, 250, lag_us)
+    assert world.changes[2:] == ["suspect", "lost"]
+    assert world.registry.nodes["a"].phase is NodePhase.LOST
+
+
+def test_a_node_whose_event_loop_was_late_for_a_moment_is_live_again():
+    world = Watched()
+    first = world.join()
+    for lag_us in (500 * MS, 1_200 * MS, 2_000 * MS, 10 * MS):
+        world.wait(100 * MS)
+        world.do("beat", "a", first, 250, lag_us)
+    assert world.changes[2:] == ["suspect", "live"]
+
+
 def test_nothing_that_a_closed_incarnation_says_counts():
     world = Watched()
     first = world.join()

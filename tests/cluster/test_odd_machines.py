@@ -123,6 +123,21 @@ pathlib.Path.write_bytes = write_bytes
 """
 
 
+def test_an_agent_whose_disk_is_full_follows_the_next_leader(tmp_path: Path) -> None:
+    """The epoch cannot be kept; what it has loaded is worth more."""
+    app = apps.write(tmp_path / "app")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "sitecustomize.py").write_text(FULL.replace('if "packages"', 'if "epochs" in str(self) or "packages"'))
+
+    async def work() -> None:
+        async with cluster(app, tmp_path) as made:
+            made.start("full", path=str(tmp_path / "full"))
+            await made.live("full")
+            assert "cannot be kept" in made.log("full") and "could not be handled" not in made.log("full")
+
+    run(work, 60)
+
+
 def test_a_leader_that_is_slow_loses_no_machine_and_no_call(tmp_path: Path) -> None:
     """Its loop stands still for longer than a machine may be silent, several times: that is no machine's silence."""
     app = apps.write(tmp_path / "app")

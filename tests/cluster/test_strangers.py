@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -25,7 +26,7 @@ from lamina.cluster.messages import (
 )
 from lamina.errors import BadValue
 from lamina.ipc.framing import pack
-from lamina.types import DeviceSpec
+from lamina.types import DeviceSpec, SliceLimits
 from tests.cluster import apps
 from tests.cluster.clusters import TOKEN, cluster
 from tests.serving import run
@@ -233,7 +234,30 @@ def test_beats_need_the_token_and_an_open_incarnation():
     run(work, 30)
 
 
-@pytest.mark.parametrize("devices", [[DEVICE, DEVICE], [DeviceSpec(id="cpu0", kind="cpu", units=0, memory_mib=1)]])
+ODD: list[dict[str, Any]] = [
+    {"units": 0},
+    {"units": 2**40},
+    {"memory_mib": -1},
+    {"memory_mib": 2**60},
+    {"cores": -1},
+    {"price_per_s": float("nan")},
+    {"price_per_s": -1.0},
+    {"core_price_per_s": float("inf")},
+    {"link_mib_per_s": -5.0},
+    {"link_latency_us": -(2**40)},
+    {"id": ""},
+    {"id": "b.cpu0"},  # would be a device of a node "a.b"
+    {"id": "x" * 1_000},
+    {"kind": ""},
+    {"kind": "k" * 1_000},
+    {"kind": "h200\n# HELP"},
+    {"limits": SliceLimits(sizes=(0,))},
+    {"limits": SliceLimits(sizes=(10**9,))},
+    {"limits": SliceLimits(batches_per_instance=-1)},
+]
+
+
+@pytest.mark.parametrize("devices", [[DEVICE, DEVICE], *([replace(DEVICE, **odd)] for odd in ODD)])
 def test_devices_that_make_no_sense_are_refused(devices: list[DeviceSpec]):
     async def work() -> None:
         async with Server() as server, FakeAgent(server.port) as agent:

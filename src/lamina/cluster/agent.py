@@ -350,7 +350,10 @@ class Agent:
             before.close()
         if self._epochs.get(session.cell) != session.epoch:
             self._epochs = {session.cell: session.epoch} if session.cell else {**self._epochs, session.cell: session.epoch}
-            _write_epochs(self._epochs_file, {cell: epoch for cell, epoch in self._epochs.items() if not cell})
+            try:
+                _write_epochs(self._epochs_file, {cell: epoch for cell, epoch in self._epochs.items() if not cell})
+            except OSError as error:  # better to serve: this process knows the epoch, and the store refuses a leader of before
+                log.error("the epoch %d cannot be kept in %s: %s", session.epoch, self._epochs_file, error)
         self._state.connect(session.send, self._commit)
         assert self._data_port is not None and session.key is not None
         self._data_port.set_keys(session.key)

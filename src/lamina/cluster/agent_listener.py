@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from lamina.errors import BadValue, LaminaError, NotLeader
 from lamina.ipc.framing import FrameError
 from lamina.server.listener import Listener, listen
 from lamina.server.memory_budget import address_key
+from lamina.types import DeviceSpec
 
 log = logging.getLogger("lamina")
 
@@ -54,6 +56,30 @@ FRONT_LOST_US = 10_000_000
 elsewhere, and clients wait."""
 
 _GIVE_TOKEN = "give leader and agents a token: `openssl rand -hex 32` makes one"
+
+
+_DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+"""Id of a device on its node. Without a dot: that is between the node and it, and no two nodes have a device of one name."""
+
+MAX_UNITS = 4_096
+MAX_MEMORY_MIB = 2**30
+
+
+def _makes_sense(device: DeviceSpec) -> bool:
+    """Whether a device can be what its agent says. Policies reckon with these figures."""
+    limits = device.limits
+    counts = 0 < device.units <= MAX_UNITS and 0 <= device.cores <= MAX_UNITS and 0 <= device.memory_mib <= MAX_MEMORY_MIB
+    sizes = len(limits.sizes) <= MAX_UNITS and all(0 < size <= device.units for size in limits.sizes)
+    rates = (device.price_per_s, device.core_price_per_s, device.link_mib_per_s, float(device.link_latency_us))
+    return (
+        bool(_DEVICE.fullmatch(device.id))
+        and 0 < len(device.kind) <= 64
+        and device.kind.isprintable()
+        and counts
+        and sizes
+        and 0 <= limits.batches_per_instance <= MAX_UNITS
+        and all(0 <= rate < 1e9 for rate in rates)  # NaN is neither
+    )
 
 
 class ListenForAgents(Struct, frozen=True, kw_only=True):
@@ -283,8 +309,7 @@ class AgentListener:
 
     def _check_devices(self, hello: Hello) -> None:
         ids = [device.id for device in hello.devices]
-        wrong = next((device for device in hello.devices if not 0 < device.units <= 4_096 or device.memory_mib < 0), None)
-        if len(set(ids)) < len(ids) or wrong is not None:
+        if len(set(ids)) < len(ids) or not all(map(_makes_sense, hello.devices)):
             raise BadValue(f"node {hello.node!r} announces devices that make no sense", hint="agent and leader of one version?")
 
     def _take_beats(self, link: FrameLink, hello: BeatHello, nonce: bytes) -> None:

@@ -256,6 +256,8 @@ class ClusterEngine(CompositeEngine):
             self._post(InstanceFound(name, where, found.function, found.version, read_mask(found.mask), found.quota))
         for name, _ in outdated:
             node.perform(Unload(name))
+        if self.listener.registry.nodes[node.node].phase is NodePhase.SUSPECT:  # since before its devices were known
+            self._suspend(node, True)
         if node.is_draining:
             self._drain(node)
 

@@ -27,6 +27,10 @@ LOST_US = 900_000
 """Silence after which a node is lost, and what ran there runs elsewhere: with the look that finds it and the second run, a caller
 of short work is answered within a second."""
 
+LATE_US, STUCK_US = 1_000_000, 10_000_000
+"""How late the event loop of a node may be before it gets nothing new, and before it is lost. Its beats go on, for they have a
+thread of their own, and nothing that it is told is done."""
+
 FENCE_US = 3_000_000
 """How long an agent starts work without a word from its leader. Longer than `LOST_US`: it only has to end before a second copy of
 work that must not run twice could begin, and such work is never sent elsewhere."""
@@ -170,9 +174,13 @@ class NodeRegistry:
         node.heard_us = max(node.heard_us, now_us - max(0, unheard_us - 2 * BEAT_US))
         node.beats += 1
         node.lag_us = lag_us
+        if lag_us >= STUCK_US:
+            return self._move(now_us, node, "lose", "its event loop stands still")
         if rtt_us:
             node.rtt_us = rtt_us if not node.rtt_us else node.rtt_us + (rtt_us - node.rtt_us) // 8
-        is_back = node.phase is NodePhase.SUSPECT and now_us - node.heard_us < self._suspect_us
+        if node.phase is NodePhase.LIVE and lag_us >= LATE_US:
+            return self._move(now_us, node, "miss", "its event loop is late")
+        is_back = node.phase is NodePhase.SUSPECT and now_us - node.heard_us < self._suspect_us and lag_us < LATE_US
         return self._move(now_us, node, "beat") if is_back else []
 
     def lose(self, now_us: int, name: str, incarnation: int, reason: str) -> list[NodeChange]:

@@ -19,7 +19,7 @@ from typing import Any
 from msgspec import structs
 
 from lamina.cluster.credentials import TicketKey
-from lamina.cluster.data_port import ref_for
+from lamina.cluster.data_port import FetchFailed, ref_for
 from lamina.cluster.frame_link import FrameLink
 from lamina.cluster.messages import (
     AdoptOnNode,
@@ -53,6 +53,7 @@ from lamina.cluster.messages import (
     UnloadOnNode,
 )
 from lamina.cluster.remote_values import LeaderParts, RemoteValues
+from lamina.cluster.value_fetcher import NoRoom
 from lamina.core.actions import Action, DropJob, JobRef, Kill, Load, Resize, StartBatch, Unload
 from lamina.core.events import BatchFailed, BatchFinished, Heartbeat, InstanceLost, InstanceReady
 from lamina.drivers.engine import MessageStream
@@ -86,6 +87,7 @@ class RemoteBatch(InFlightBatch):
     failed: dict[int, ErrorInfo] = field(default_factory=dict)  #: by place in the batch: jobs whose inputs could not be made
     fetching: int = 0  #: results on their way here
     results: list[bytes | ShmRef | ErrorInfo] = field(default_factory=list)
+    reasons: dict[int, str] = field(default_factory=dict)  #: by place: why a result could not be fetched
 
 
 class RemoteEngine:
@@ -395,6 +397,8 @@ class RemoteEngine:
             if isinstance(found, ShmRef):
                 self._parts.references.release(found)
             return
+        if isinstance(found, ErrorInfo):
+            batch.reasons[index] = NoRoom.code if found.type == NoRoom.__name__ else FetchFailed.code
         batch.results[index] = found
         batch.fetching -= 1
         if not batch.fetching:
@@ -403,7 +407,11 @@ class RemoteEngine:
     def _finish(self, batch: RemoteBatch, device_us: int, results: list[bytes | ShmRef | ErrorInfo]) -> None:
         wanted = self._batches.close(batch)
         parts = self._parts
-        outcomes = deliver_results(parts.values, batch.action.jobs, wanted, results, parts.references.release, batch.lost)
+        outcomes = deliver_results(
+            *(parts.values, batch.action.jobs, wanted, results, parts.references.release),
+            lost=batch.lost,
+            reasons=batch.reasons,
+        )
         parts.post(BatchFinished(batch.action.batch_id, device_us, outcomes))
 
     # --------------------------------------------------------------------- state

@@ -24,7 +24,17 @@ PER_MACHINE = 8
 MAX_THREADS = 64
 """Fetches at a time in all: eight machines may stand still before the others notice."""
 
+MAX_UNPOOLED = 32 * 2**20
+"""A larger value comes into a slot or not at all: what is read into memory is in no account until it is here."""
+
 CLOSE_S = 2.0
+
+
+class NoRoom(FetchFailed):
+    """A value that is larger than what is left of the shared memory of this process."""
+
+    code = "memory-exhausted"
+
 
 Fetched = bytes | ShmRef | FetchFailed
 
@@ -52,12 +62,11 @@ class ValueFetcher:
     def bring(self, ref: NodeRef, then: Callable[[Fetched], None]) -> None:
         """Fetch a value into a slot; `then` gets it, or why it did not come."""
         reserved = self._pool.reserve(ref.size) if self._pool is not None else None
-        room: memoryview | bytearray
-        try:
-            room = reserved[1] if reserved is not None else bytearray(ref.size)
-        except (MemoryError, OverflowError):  # of a size that cannot be meant
-            asyncio.get_running_loop().call_soon(then, FetchFailed(f"no room for {ref.size} bytes"))
+        if reserved is None and self._pool is not None and ref.size > MAX_UNPOOLED:
+            no_room = NoRoom(f"no room for a value of {ref.size} bytes", hint="give this process a larger --memory-budget")
+            asyncio.get_running_loop().call_soon(then, no_room)
             return
+        room: memoryview | bytearray = reserved[1] if reserved is not None else bytearray(ref.size)
 
         def done(work: asyncio.Future[None]) -> None:
             error = work.exception()

@@ -28,6 +28,7 @@ _NO_ROOM = JobOutcome(ok=False, error=ValuesExhausted.code, name=ValuesExhausted
 _BAD_INPUT = JobOutcome(ok=False, error="bad-value")
 _NO_ORIGIN = ("", "")
 NONE_LOST: Mapping[int, tuple[str, ...]] = MappingProxyType({})
+NONE_FAILED: Mapping[int, str] = MappingProxyType({})
 
 STALE_READ = ErrorInfo(Conflict.__name__, "state: what was read was changed meanwhile, again and again", hint="try again later")
 """Result of a job that has read state which was changed before its end: it may run again."""
@@ -176,14 +177,17 @@ def deliver_results(
     free: Callable[[ShmRef], None],
     lost: Mapping[int, tuple[str, ...]] = NONE_LOST,
     changed: Collection[int] = (),
+    reasons: Mapping[int, str] = NONE_FAILED,
 ) -> tuple[JobOutcome, ...]:
     """Store the results that are wanted and `free` the rest; returns the outcomes for the controller, none if all went well. By
-    place: jobs whose inputs are `lost`, and those that have `changed` state."""
+    place: jobs whose inputs are `lost`, those that have `changed` state, and `reasons` of errors that are not the function's."""
     outcomes = []
     for place, (job, is_wanted, result) in enumerate(zip(jobs, wanted, results, strict=True)):
         if isinstance(result, ErrorInfo):
             outcome = _STALE if result is STALE_READ else _failed_outcome(result)
-            outcomes.append(JobOutcome(False, ValueLost.code, result.type, lost=lost[place]) if place in lost else outcome)
+            if place in lost or place in reasons:
+                outcome = JobOutcome(False, reasons.get(place, ValueLost.code), result.type, lost=lost.get(place, ()))
+            outcomes.append(outcome)
             if is_wanted:
                 values.put_error(job, result)
             continue

@@ -167,6 +167,10 @@ _FAILURES = {
     "device-lost": (503, "worker-lost", "its device was lost", "try again"),
     "hung": (503, "worker-lost", "its worker hung and was replaced", _LOG),
     "value-lost": (503, "value-lost", "a result that a step needs was lost with its machine", "look before repeating it"),
+    "fetch-failed": (
+        *(503, "fetch-failed", "a value could not be fetched from the machine that has it"),
+        "try again; machines must reach each other's data ports",
+    ),
     "load-failed": (503, "load-failed", "the function cannot be loaded", _LOG),
     "cost": (429, "refused", *REFUSALS["cost"][1:]),  # seen when its batch was about to start
     "store-down": (503, "store-down", "what it changed could not be kept", "look before repeating it"),
