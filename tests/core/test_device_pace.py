@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lamina import policies
 from lamina.core.actions import Load, StartBatch
-from lamina.core.device_pace import LEAST_PACE, MIN_OBSERVATIONS, SLOWER, SMOOTHING, DevicePace
+from lamina.core.device_timing import LEAST_PACE, MIN_OBSERVATIONS, SLOWER, SMOOTHING, DevicePace
 from lamina.core.events import BatchFinished, CallArrived, Deployed, DeviceJoined, Event, InstanceReady, Tick
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import Batch

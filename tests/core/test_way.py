@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from lamina.core.scheduling.leases import WayEstimate
+from lamina.core.device_timing import WayEstimate
 from tests.script import BIG_GPU, Script, a_function
 
 MS = 1_000

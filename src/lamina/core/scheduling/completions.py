@@ -7,7 +7,7 @@ run, so it counts at once; the slice stays with the one before it.
 
 from __future__ import annotations
 
-from lamina.core.device_pace import DevicePace
+from lamina.core.device_timing import DevicePace
 from lamina.core.events import BatchFinished, InstanceReady, InstanceSegmented, JobOutcome
 from lamina.core.lifecycle import LOADING
 from lamina.core.policy import PrepareRole, View

@@ -61,7 +61,7 @@ def decode_inputs(request: HttpRequest, params: tuple[Param, ...]) -> dict[str, 
             check_encoding(request)
         kind, _, options = headers.get(b"content-type", b"").partition(b";")
         kind = kind.strip().lower()
-        if is_json_type(kind):
+        if kind == JSON or is_json_type(kind):  # most requests, without a call
             named = bind(params, encoding.from_json(body) if body else NOTHING)
         elif kind == VALUE:
             given = encoding.decode_input(body)

@@ -1,4 +1,4 @@
-"""Pace of devices: which machine is slower than the others of its kind, and by how much.
+"""What is learnt of devices: the way to each, and which one is slower than the others of its kind.
 
 Predictions are learnt per kind of device: what one machine teaches, all of that kind believe. A machine that is slow for
 reasons of its own (another user, a throttled clock, a failing disk) must not slow down the plans for the others. So a device
@@ -11,9 +11,51 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from lamina.core.scheduling.leases import Device
-from lamina.core.scheduling.state import Batch
+if TYPE_CHECKING:
+    from lamina.core.scheduling.leases import Device
+    from lamina.core.scheduling.state import Batch
+
+WAY_SMOOTHING = 0.1  #: weight of the newest observation of the way to a device
+WAY_FIRST_DEVIATION = 0.1  #: deviation assumed of a way that was seen once, as a part of it
+WAY_PLAN_DEVIATIONS = 2.0  #: mean deviations that a plan adds: one that plans with the mean is late half of the time
+WAY_CLIP, WAY_CLIP_US = 4, 1_000  #: most that one observation counts, in what is planned with: a stall is no way
+WAY_RELAXED = 0.7  #: what is left of it when nothing has run for long that could prove it wrong
+
+
+@dataclass(slots=True)
+class WayEstimate:
+    """Way to a device, there and back: hand-over, a network, and whatever else lies between the controller and a slice.
+
+    Measured per device, from the start of a batch to its result less the executor's own time, and planned with in every estimate.
+    So a device that is far away, or whose machine is busy, gets less to do, and no other does.
+    """
+
+    planning_us: int = 0
+    _seen: int = 0
+    _mean_us: float = 0.0
+    _deviation_us: float = 0.0
+
+    def observe(self, way_us: int) -> None:
+        seen_us, mean_us = float(max(0, way_us)), self._mean_us
+        if not self._seen or seen_us < 0.5 * mean_us - self._deviation_us:  # the first, or it is far shorter than it was
+            self._seen, self._mean_us, self._deviation_us = 1, seen_us, WAY_FIRST_DEVIATION * seen_us
+        else:
+            self._seen += 1
+            step = max(WAY_SMOOTHING, 1 / self._seen)
+            seen_us = min(seen_us, float(max(WAY_CLIP * self.planning_us, WAY_CLIP_US)))
+            self._deviation_us += step * (abs(seen_us - mean_us) - self._deviation_us)
+            self._mean_us += step * (seen_us - mean_us)
+        self.planning_us = int(self._mean_us + WAY_PLAN_DEVIATIONS * self._deviation_us)
+
+    def relax(self) -> None:
+        """Believe it less: calls are rejected because of it, and none runs that could prove it wrong."""
+        self._mean_us *= WAY_RELAXED
+        self._deviation_us *= WAY_RELAXED
+        self.planning_us = int(self._mean_us + WAY_PLAN_DEVIATIONS * self._deviation_us)
+
 
 SMOOTHING = 0.2
 SLOWER = 2.0
