@@ -38,6 +38,7 @@ from msgspec import Struct, structs
 import lamina
 from lamina.errors import BadValue, LoadFailed
 from lamina.ipc.confinement import Confinement, clean_environment, enter, process_namespace
+from lamina.server.process_status import limit_address_space
 from lamina.units import show_bytes
 
 REQUIREMENT_FILES = ("uv.lock", "requirements.txt", "pyproject.toml")
@@ -45,12 +46,14 @@ REQUIREMENT_FILES = ("uv.lock", "requirements.txt", "pyproject.toml")
 
 MAX_FILE_BYTES = 4 * 2**20
 MAX_LINES = 2_000
+MAX_LINE = 2_000
 _MARK = "lamina-environment.json"
 _FORMAT = 1
 _POLL_S = 0.5
+_READ_S, _READ_MEMORY = 20.0, 2**30
 _TAIL_LINES, _TAIL_BYTES = 12, 16_384
 _INSTALLER_MEMORY = 4 * 2**30
-_MOST_MARKERS = 8
+_MOST_MARKERS, _MOST_MARKER_CHARS = 8, 900
 _FRESH_S = 1_800.0
 _PASSED = re.compile(
     r"(PIP|UV)_(INDEX_URL|EXTRA_INDEX_URL|DEFAULT_INDEX|INDEX|CERT|TRUSTED_HOST|PROXY|KEYRING_PROVIDER|NATIVE_TLS)"
@@ -61,8 +64,10 @@ _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?"
 _CLAUSE = r"(?:===|[<>=!~]=|[<>])\s*[A-Za-z0-9.*+!_-]{1,100}"
 _REQUIREMENT = re.compile(
     rf"(?P<name>{_NAME})\s*(?:\[[A-Za-z0-9._,\s-]*\])?\s*(?:\(?\s*{_CLAUSE}(?:\s*,\s*{_CLAUSE})*\s*,?\s*\)?)?"
-    r"\s*(?:;[^\\@\r\n]{1,1000})?"
+    r"\s*(?:;(?![\s\S]*\s-)[A-Za-z0-9_.,\s'\"<>=!~()*+-]{1,1000})?"
 )
+"""Its marker has nothing that an installer reads as an option, or in the place of which it puts a variable of its environment."""
+
 _HASH = re.compile(r"\s+--hash[=\s](sha256|sha384|sha512):([0-9a-fA-F]{64,128})(?=\s|$)")
 
 
@@ -98,14 +103,45 @@ def find_requirements(folder: Path) -> Requirements | None:
             found = _READERS[name](path.read_text("utf-8"))
         except UnicodeDecodeError:
             raise BadValue(f"{name}: not UTF-8 text") from None
-        except tomllib.TOMLDecodeError as error:
-            raise BadValue(f"{name}: not TOML: {error}") from None
+        except (ValueError, RecursionError) as error:  # of TOML, or of a number or a depth that no file needs
+            raise BadValue(f"{name}: not TOML: {str(error)[:200]}") from None
         if found is not None:
             kept = tuple(line for line in found.lines if _canonical(line) != "lamina")  # which is the server's own
             if len(kept) > MAX_LINES:
                 raise BadValue(f"{name}: {len(kept)} packages", hint=f"at most {MAX_LINES}")
             return structs.replace(found, lines=kept) if kept else None
     return None
+
+
+def read_apart(folder: Path) -> Requirements | None:
+    """`find_requirements` of a folder that a deployer has filled, in a process with limits: TOML of a few kilobytes can take
+    hours, and nothing that is under way in this process could be stopped."""
+    if not any((folder / name).is_file() for name in REQUIREMENT_FILES):
+        return None
+    command = [sys.executable, "-P", "-m", "lamina.engines.app_environments", "--read", str(folder)]
+    env = clean_environment(os.environ, None)
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, stdin=subprocess.DEVNULL, timeout=_READ_S, check=False)
+        error, hint, found = msgspec.json.decode(done.stdout, type=tuple[str, str, Requirements | None])
+    except (subprocess.TimeoutExpired, msgspec.MsgspecError):
+        raise BadValue(
+            "the packages that the app asks for cannot be read within the limits", hint="give a requirements.txt"
+        ) from None
+    if error:
+        raise BadValue(error, hint=hint)
+    return found
+
+
+def _read(folder: str) -> int:
+    """The process of `read_apart`."""
+    limit_address_space(_READ_MEMORY)
+    error, hint, found = "", "", None
+    try:
+        found = find_requirements(Path(folder))
+    except BadValue as wrong:
+        error, hint = wrong.message, wrong.hint
+    sys.stdout.buffer.write(msgspec.json.encode((error, hint, found)))
+    return 0
 
 
 def _canonical(line: str) -> str:
@@ -115,8 +151,9 @@ def _canonical(line: str) -> str:
 
 def _checked(file: str, where: str, text: str) -> str:
     """One requirement: a package by its name, with versions and a marker. Anything that leads elsewhere is refused."""
-    if _REQUIREMENT.fullmatch(text):
-        return " ".join(text.split())
+    text = " ".join(text.split())  # the pattern has many places for spaces, and would try all ways to share a row of them out
+    if len(text) <= MAX_LINE and _REQUIREMENT.fullmatch(text):
+        return text
     elsewhere = "@" in text or "://" in text or "/" in text or text.startswith(".")
     hint = (
         "packages come from the index or the wheelhouse of the operator: write NAME==VERSION"
@@ -130,7 +167,7 @@ def _read_requirements(text: str) -> Requirements | None:
     lines: list[str] = []
     joined = re.sub(r"\\\r?\n", " ", text)
     for number, line in enumerate(joined.splitlines(), 1):
-        line = re.sub(r"(^|\s)#.*$", "", line).strip()
+        line = " ".join(re.sub(r"(^|\s)#.*$", "", line).split())
         if not line:
             continue
         hashes = "".join(f" --hash={kind}:{value.lower()}" for kind, value in _HASH.findall(f" {line}"))
@@ -169,7 +206,8 @@ Key = tuple[str, str]
 
 def _reachable(known: dict[Key, Any], by_name: dict[str, list[Key]], roots: list[Key]) -> dict[Key, frozenset[str]]:
     """Packages that the roots need, each with the markers under which it is needed; an empty set: always. Where markers are many
-    none is kept: the package is then installed where it may not be needed, which does no harm."""
+    or long none is kept: the package is then installed where it may not be needed, which does no harm. A marker has those of the
+    packages above in it: kept at any length they would double with each level."""
     needed: dict[tuple[Key, str], frozenset[str]] = {(root, ""): frozenset() for root in roots}
     todo = list(needed)
     while todo:
@@ -183,7 +221,7 @@ def _reachable(known: dict[Key, Any], by_name: dict[str, list[Key]], roots: list
             for to in [(other, ""), *((other, one) for one in edge.get("extra", ()))]:
                 before = needed.get(to)
                 merged = own if before is None else before | own if before and own else frozenset()
-                merged = merged if len(merged) <= _MOST_MARKERS else frozenset()
+                merged = merged if len(merged) <= _MOST_MARKERS and sum(map(len, merged)) <= _MOST_MARKER_CHARS else frozenset()
                 if merged != before:
                     needed[to] = merged
                     todo.append(to)
@@ -283,7 +321,7 @@ class AppEnvironments:
 
     def key_of(self, app_folder: Path, user: int = 0) -> str:
         """Name of the environment of an app; "": it needs none."""
-        found = find_requirements(app_folder)
+        found = read_apart(app_folder)
         return f"{user}-{self._recipe(found).key}" if found is not None else ""
 
     def _recipe(self, found: Requirements) -> _Recipe:
@@ -298,7 +336,7 @@ class AppEnvironments:
 
         `wall` makes the confinement of the installer, which must reach the paths it is given. Raises `LoadFailed` with the
         last lines of the installer."""
-        found = await asyncio.to_thread(find_requirements, app_folder)
+        found = await asyncio.to_thread(read_apart, app_folder)
         if found is None:
             return ""
         recipe = self._recipe(found)
@@ -522,9 +560,11 @@ def _installers(python: str) -> Iterator[list[str]]:
 
 
 def main() -> int:
-    """The installer's process: behind its walls it makes the environment and runs uv or pip."""
+    """The installer's process: behind its walls it makes the environment and runs uv or pip. With `--read`: of `read_apart`."""
     import venv
 
+    if sys.argv[1] == "--read":
+        return _read(sys.argv[2])
     order = msgspec.json.decode(sys.argv[1], type=_BuildOrder)
     enter(order.confinement)
     folder, recipe = Path(order.folder), order.recipe

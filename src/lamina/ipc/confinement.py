@@ -201,7 +201,8 @@ def _closed_ancestor(path: str, user: int) -> str | None:
     for part in path.strip("/").split("/")[:-1]:
         at = os.path.join(at, part)
         found = os.stat(at)
-        if not found.st_mode & 0o001 and found.st_uid != user:
+        is_of_group = found.st_gid == user and found.st_mode & 0o010
+        if not found.st_mode & 0o001 and found.st_uid != user and not is_of_group:
             return at
     return None
 

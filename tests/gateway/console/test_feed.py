@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,30 @@ async def test_for_a_viewer_that_stalls_nothing_is_kept(tmp_path: Path, monkeypa
             frame = len(feed._last_pulse) + 250 * 120
             assert held < 2_000 + frame  # it was sent at most one frame beyond the limit, and no other since
         stalled.close()
+
+
+@in_loop
+async def test_viewers_that_come_back_at_once_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of fifty were given thousands of records in one turn of the loop: calls waited for a quarter of a second."""
+    monkeypatch.setattr(feeds, "CATCH_UP_S", 0.0)
+    served: list[int] = []
+    made = feeds.EventFeed._missed
+
+    def missed(feed: feeds.EventFeed, viewer: feeds.FeedViewer, until: int) -> bytes:
+        served.append(feed._frames)
+        return made(feed, viewer, until)
+
+    monkeypatch.setattr(feeds.EventFeed, "_missed", missed)
+    async with console_server(tmp_path) as (gateway, admin):
+        await call(gateway.port, 3)
+        async with contextlib.AsyncExitStack() as stack:
+            viewers = [await stack.enter_async_context(Viewer(admin.port)) for _ in range(6)]
+            for viewer in viewers:
+                await viewer.until("frame", lambda one: one["started"])
+            await call(gateway.port)
+            for viewer in viewers:
+                await viewer.until("frame", lambda one: one["started"])
+    assert len(served) >= 6 and max(Counter(served).values()) == 1  # a frame
 
 
 def test_of_many_starts_the_longest_are_drawn() -> None:

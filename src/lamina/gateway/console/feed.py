@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import nlargest
 from secrets import token_hex
+from time import perf_counter
 from typing import Any
 
 import msgspec
@@ -48,8 +49,12 @@ MAX_UNSENT_BYTES = 256 * 2**10
 MAX_BLOCKS = 400
 """Of the recorder, that a viewer is given of the past: a few seconds under full load, minutes otherwise."""
 
-MAX_CAUGHT_UP = 5_000
+MAX_CAUGHT_UP = 1_000
 """Records of the past in one frame: what is left follows in the next."""
+
+CATCH_UP_S = 0.004
+"""Of a frame's turn, for viewers that are given what they have missed: the others have theirs in the next. Fifty that came back
+at once would keep calls waiting."""
 
 STREAM = b"text/event-stream"
 
@@ -143,23 +148,33 @@ class EventFeed:
                 self._last_pulse = self._encode("pulse", self._pulse.take(), self._sequence)
                 chunk += self._last_pulse
             self._frames += 1
-            for viewer in list(self._viewers.values()):
-                self._serve_viewer(viewer, chunk, before)
+            lagging = [viewer for viewer in self._viewers.values() if viewer.sequence < before]
+            for viewer in [one for one in self._viewers.values() if one.sequence >= before]:
+                self._serve_viewer(viewer, chunk)
+            until_s = perf_counter() + CATCH_UP_S
+            for viewer in lagging:
+                if self._catch_up(viewer, before, chunk) and perf_counter() >= until_s:
+                    break
         except Exception:
             log.exception("a frame of the console could not be made")
 
-    def _serve_viewer(self, viewer: FeedViewer, chunk: bytes, before: int) -> None:
-        """Send the frame, after what the viewer has missed up to it."""
-        if viewer.exchange.unsent_bytes > MAX_UNSENT_BYTES:
-            return  # nothing is kept for it: what it misses is read from the recorder again
-        missed = self._missed(viewer, before) if viewer.sequence < before else b""
-        if viewer.sequence < before:
-            chunk = missed
-        else:
-            chunk = missed + chunk
+    def _serve_viewer(self, viewer: FeedViewer, chunk: bytes) -> None:
+        """Send the frame to a viewer that has had all before it."""
+        if viewer.exchange.unsent_bytes <= MAX_UNSENT_BYTES:  # else nothing is kept for it: it is read from the recorder again
             viewer.sequence = self._sequence
-        if chunk:
             viewer.exchange.send_chunk(chunk)
+
+    def _catch_up(self, viewer: FeedViewer, until: int, chunk: bytes) -> bool:
+        """Send the next piece of what a viewer has missed up to that block, then the frame; and put it behind the others. False:
+        it has yet to read what it was sent."""
+        exchange = viewer.exchange
+        if exchange not in self._viewers or exchange.unsent_bytes > MAX_UNSENT_BYTES:
+            return False
+        self._viewers[exchange] = self._viewers.pop(exchange)
+        exchange.send_chunk(self._missed(viewer, until))
+        if viewer.sequence >= until and exchange in self._viewers:
+            self._serve_viewer(viewer, chunk)
+        return True
 
     def _missed(self, viewer: FeedViewer, until: int) -> bytes:
         """The next piece of what a viewer has missed, up to that block."""

@@ -1,8 +1,9 @@
 """Deployments of apps to a running server: upload, check, record, roll out, roll back.
 
 An upload is unpacked, described in a process of its own, checked, recorded, and only then made known to the controller, which
-lets the new version take over without a lost call (rolling update). One deployment at a time. A version whose instances cannot
-be loaded is rolled back by itself.
+lets the new version take over without a lost call (rolling update). One deployment at a time is made known, and one of each
+tenant is unpacked and described: what a tenant's code does while it is imported holds up no other tenant. A version whose
+instances cannot be loaded is rolled back by itself.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ from lamina.gateway.deploy.active_apps import ActiveApps, RolloutFailure
 from lamina.gateway.deploy.app_versions import AppVersion, VersionRecord
 from lamina.gateway.deploy.overrides import FunctionOverrides
 from lamina.gateway.deploy.rollout import Rollout
-from lamina.gateway.deploy.tenant_isolation import TenantIsolation, give_folder
+from lamina.gateway.deploy.tenant_isolation import TenantIsolation, give_folder, user_of_folder
 from lamina.gateway.deploy.traffic import TrafficControl, TrafficRules, parse_rules
 from lamina.gateway.routes.targets import TargetRegistry
 from lamina.ipc.confinement import Confinement
@@ -74,7 +76,9 @@ class Deployments:
         self._folder = folder
         self._isolation = isolation or TenantIsolation(access, None, trusts_deployers=True)
         self._environments = environments or AppEnvironments(folder / ".environments")
-        self._lock = asyncio.Lock()
+        self._lock = asyncio.Lock()  #: around what is served; nothing of a tenant's is read under it
+        self._turns: dict[str, asyncio.Lock] = {}  #: of tenants
+        self._incoming: dict[str, str] = {}  #: apps that are being unpacked, with their tenants
         self._watchers: set[asyncio.Task[None]] = set()
 
     async def restore(self) -> None:
@@ -94,7 +98,7 @@ class Deployments:
         for app, rules in (await self._access.read(traffic.load_all)).items():
             try:
                 if app in stage.apps:
-                    await self._divide(stage.apps[app], rules)
+                    await self._divide(stage.apps[app], rules, {})
             except LaminaError as error:
                 log.warning("the traffic of app %s is not divided: %s", app, error)
         for _ in range(int(RESTORE_S / POLL_S)):  # the app of the file has begun to load; it is not what is wanted
@@ -126,30 +130,46 @@ class Deployments:
         await _check_upload(app, body, sha256, entry)
         tenant, _ = await self._owner_of(grant, app)
         await self._prepare_environment(tenant, body)
-        async with self._lock:
-            before = self.active.apps.get(app)
+        async with self._turn(tenant):
             tenant, number = await self._owner_of(grant, app)
-            served = await self._unpack(app, number, tenant, body, entry)
-            version = VersionRecord(
-                app=app,
-                number=number,
-                sha256=sha256.lower(),
-                entry=entry,
-                bytes=len(body),
-                tenant=tenant,
-                by=grant.caller.name,
-                at_us=self._access.now_us(),
-            )
-            await self._access.write(partial(_save_version, version=version))
-            if percent is not None and before is not None and not before.is_empty:
-                rules = TrafficRules(weights={before.number: 100 - percent, number: percent})
-                await self._set_traffic(grant.caller, before, rules)
-                return self.active.summary(before)
-            await self._end_traffic(app)
-            before = before or app_versions.empty_version(app, tenant)
-            await self._activate(grant.caller, served, before, "deploy", f"version {number}, sha256 {version.sha256}")
-            await asyncio.to_thread(self._delete_old, app, number)
-            return self.active.summary(served)
+            if self._incoming.setdefault(app, tenant) != tenant:
+                raise _taken(app)
+            try:
+                served = await self._unpack(app, number, tenant, body, entry)
+                async with self._lock:
+                    self._check_again(served)
+                    return await self._serve_new(grant.caller, served, sha256.lower(), len(body), percent)
+            finally:
+                del self._incoming[app]
+
+    async def _serve_new(
+        self, caller: Identity, served: AppVersion, sha256: str, size: int, percent: float | None
+    ) -> dict[str, Any]:
+        """Record a version that has been unpacked, and serve it."""
+        app, number, before = served.app, served.number, self.active.apps.get(served.app)
+        version = VersionRecord(
+            app=app,
+            number=number,
+            sha256=sha256,
+            entry=Path(served.path).name,
+            bytes=size,
+            tenant=served.tenant,
+            by=caller.name,
+            at_us=self._access.now_us(),
+        )
+        await self._access.write(partial(_save_version, version=version))
+        if percent is not None and before is not None and not before.is_empty:
+            rules = TrafficRules(weights={before.number: 100 - percent, number: percent})
+            await self._set_traffic(caller, before, rules, {number: served})
+            return self.active.summary(before)
+        await self._end_traffic(app)
+        before = before or app_versions.empty_version(app, served.tenant)
+        await self._activate(caller, served, before, "deploy", f"version {number}, sha256 {version.sha256}")
+        await asyncio.to_thread(self._delete_old, app, number)
+        return self.active.summary(served)
+
+    def _turn(self, tenant: str) -> asyncio.Lock:
+        return self._turns.setdefault(tenant, asyncio.Lock())
 
     async def _owner_of(self, grant: Grant, app: str) -> tuple[str, int]:
         """Tenant that an app is or will be of, if the caller may deploy it, and the number of its next version."""
@@ -157,7 +177,7 @@ class Deployments:
         past = await self._access.read(lambda db: app_versions.history(db, app))
         tenant = before.tenant if before is not None else past[0].tenant if past else grant.tenant
         self._isolation.check_tenant(tenant)
-        grant.check_owner(tenant, Forbidden(f"the name {app!r} is taken", hint="deploy under another name"))
+        grant.check_owner(tenant, _taken(app))
         return tenant, past[0].number + 1 if past else 1
 
     async def _prepare_environment(self, tenant: str, body: bytes) -> None:
@@ -186,21 +206,24 @@ class Deployments:
     async def rollback(self, grant: Grant, app: str, number: int | None) -> dict[str, Any]:
         """Back to the version named; without one, away from what was tried last: a canary or shadow, if there is one, else the
         served version, for the one that was served before and was not rolled back itself."""
-        async with self._lock:
-            served = self.active.find_app(grant, app)
-            tried = self.traffic.divided(app)
-            if number is None and tried is not None and tried.rules.versions != [served.number]:
-                await self._set_traffic(grant.caller, served, TrafficRules(weights={served.number: 100}))
-                return self.active.summary(served)
-            if number is None:
-                number = await self._previous(served)
-            if number == served.number:
-                raise Conflict(f"version {number} of {app!r} is what is served")
+        async with self._turn(self.active.find_app(grant, app).tenant):
+            async with self._lock:
+                served = self.active.find_app(grant, app)
+                tried = self.traffic.divided(app)
+                if number is None and tried is not None and tried.rules.versions != [served.number]:
+                    await self._set_traffic(grant.caller, served, TrafficRules(weights={served.number: 100}), {})
+                    return self.active.summary(served)
+                if number is None:
+                    number = await self._previous(served)
+                if number == served.number:
+                    raise Conflict(f"version {number} of {app!r} is what is served")
             to = await self._find_version(app, number)
-            self._check(to)
-            await self._end_traffic(app)
-            await self._activate(grant.caller, to, None, "rollback", f"version {to.number}", leaves=served.number)
-            return self.active.summary(to)
+            async with self._lock:
+                served = self.active.find_app(grant, app)
+                self._check_again(to)
+                await self._end_traffic(app)
+                await self._activate(grant.caller, to, None, "rollback", f"version {to.number}", leaves=served.number)
+                return self.active.summary(to)
 
     async def _previous(self, served: AppVersion) -> int:
         """The version that had the calls of an app before this one. A canary that lost its traffic never had them."""
@@ -242,37 +265,42 @@ class Deployments:
 
     async def set_traffic(self, grant: Grant, app: str, given: dict[str, Any]) -> dict[str, Any]:
         """Divide the calls of an app between its versions, or give all of them to one."""
-        async with self._lock:
+        async with self._turn(self.active.find_app(grant, app).tenant):
             served = self.active.find_app(grant, app)
             past = await self._access.read(lambda db: app_versions.history(db, app))
             known = [one.number for one in past]
             rules = parse_rules(given, [*known, 0] if app == self.active.initial.app else known)
-            await self._set_traffic(grant.caller, served, rules)
-            return self.traffic.summary(app)
+            described = {number: await self._find_version(app, number) for number in rules.versions if number != served.number}
+            async with self._lock:
+                await self._set_traffic(grant.caller, self.active.find_app(grant, app), rules, described)
+                return self.traffic.summary(app)
 
     def show_traffic(self, grant: Grant, app: str) -> dict[str, Any]:
         return self.traffic.summary(self.active.find_app(grant, app).app)
 
-    async def _set_traffic(self, caller: Identity, served: AppVersion, rules: TrafficRules) -> None:
+    async def _set_traffic(
+        self, caller: Identity, served: AppVersion, rules: TrafficRules, described: Mapping[int, AppVersion]
+    ) -> None:
         app, stable = served.app, rules.stable(served.number)
         if stable != served.number:
-            to = await self._find_version(app, stable)
-            self._check(to)
+            to = described.get(stable) or await self._find_version(app, stable)
+            self._check_again(to)
             await self._end_traffic(app)
             await self._activate(caller, to, None, "traffic", f"version {stable}")
             served = to
         if rules.versions == [stable]:
             await self._end_traffic(app)
         else:
-            await self._divide(served, rules)
+            await self._divide(served, rules, described)
         kept = rules if rules.versions != [stable] else None
         now_us, note = self._access.now_us(), msgspec.json.encode(rules).decode()
         await self._access.write_audited(caller, "traffic", app, lambda db: traffic.save(db, app, kept, now_us), note)
 
-    async def _divide(self, served: AppVersion, rules: TrafficRules) -> None:
+    async def _divide(self, served: AppVersion, rules: TrafficRules, described: Mapping[int, AppVersion]) -> None:
         """Load the versions that are to get calls, and look after them."""
         app, stable = served.app, rules.stable(served.number)
-        others = [(await self._find_version(app, number)).beside() for number in rules.versions if number != stable]
+        numbers = [number for number in rules.versions if number != stable]
+        others = [(described.get(number) or await self._find_version(app, number)).beside() for number in numbers]
         for version in others:
             self._check(version)
         self.traffic.begin(app, rules, stable, others)
@@ -363,14 +391,22 @@ class Deployments:
             raise LoadFailed(error.message.replace(f"{path.parent}/", ""), hint=hint) from None  # as it is in the package
         finally:
             self._isolation.end(walls)
-        others = [served for served in self.active.apps.values() if served.app != app]
-        app_versions.check_manifest(manifest, app, tenant, others)
+        app_versions.check_manifest(manifest, app, tenant, self._others(app))
         self._isolation.check_functions(tenant, manifest.functions)
         self._isolation.check_environment(python, manifest.functions)
         return AppVersion(app=app, number=number, tenant=tenant, path=str(path), manifest=manifest, user=user, python=python)
 
+    def _others(self, app: str) -> list[AppVersion]:
+        return [served for served in self.active.apps.values() if served.app != app]
+
     def _check(self, served: AppVersion) -> None:
         self.active.check(served, self._access.tenants.get(served.tenant))
+
+    def _check_again(self, served: AppVersion) -> None:
+        """Other apps may have changed since a version was described."""
+        if served is not self.active.initial:
+            app_versions.check_manifest(served.manifest, served.app, served.tenant, self._others(served.app))
+        self._check(served)
 
     async def _activate(
         self, caller: Identity, served: AppVersion, before: AppVersion | None, deed: str, note: str, leaves: int | None = None
@@ -437,13 +473,17 @@ class Deployments:
         used: set[str] = {Path(sys.prefix).name}
         for folder in self._folder.glob("[!.]*/*"):
             with contextlib.suppress(LaminaError, OSError):
-                used.add(self._environments.key_of(folder, os.stat(folder).st_uid if os.geteuid() == 0 else 0))
+                used.add(self._environments.key_of(folder, user_of_folder(folder)))
         self._environments.collect(used)
 
     async def stop(self) -> None:
         for task in list(self._watchers):
             task.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
+
+
+def _taken(app: str) -> LaminaError:
+    return Forbidden(f"the name {app!r} is taken", hint="deploy under another name")
 
 
 def _save_version(db: Session, version: VersionRecord) -> None:

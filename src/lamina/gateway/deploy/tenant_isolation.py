@@ -79,12 +79,29 @@ class TenantIsolation:
 
 
 def give_folder(folder: Path, user: int) -> None:
-    """Give an unpacked version to the user it runs as, and to no other."""
+    """Let the user that an unpacked version runs as read it, and no other. It stays the server's: what its code could put into it
+    (a link instead of a file) the server would follow when it reads the folder again."""
     os.chmod(folder.parent, 0o700)
+    owner, access = (os.geteuid(), 0o050) if user else (-1, 0)
+    _give(str(folder), owner, user or -1, 0o700 | access)
+    for place, folders, _ in os.walk(folder):  # first of all: from then on nothing is put there
+        for name in folders:
+            _give(os.path.join(place, name), owner, user or -1, 0o700 | access)
     for place, folders, files in os.walk(folder):
-        for name in (*folders, *files, "."):
-            path = os.path.join(place, name) if name != "." else place
-            if user:
-                os.chown(path, user, user, follow_symlinks=False)
-            if not os.path.islink(path):
-                os.chmod(path, 0o700 if os.path.isdir(path) else 0o600)
+        for path in (os.path.join(place, name) for name in (*folders, *files)):
+            if os.path.islink(path):
+                os.unlink(path)  # packages have none
+            elif not os.path.isdir(path):
+                _give(path, owner, user or -1, 0o600 | access & 0o060)
+
+
+def user_of_folder(folder: Path) -> int:
+    """The user that a version was given to; 0: none."""
+    found = os.stat(folder)
+    return found.st_gid if found.st_mode & 0o010 else 0
+
+
+def _give(path: str, owner: int, group: int, mode: int) -> None:
+    if not os.path.islink(path):
+        os.chown(path, owner, group, follow_symlinks=False)
+        os.chmod(path, mode)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from heapq import merge
+from operator import attrgetter
 
 import msgspec
 from msgspec import Struct
@@ -16,6 +18,13 @@ from lamina.server.exchange import Exchange, HttpRequest
 
 KEPT_LINES = 10_000
 MAX_CHARS = 4_000
+LINE_COST = 350
+"""What a line counts for besides its characters."""
+
+TENANT_COST, TOTAL_COST = 4 * 2**20, 8 * 2**20
+"""Of the lines that are kept, of one tenant and in all: what one prints pushes out nothing of another, and all of it is told at
+once."""
+
 CONTENT_TYPE = b"application/x-ndjson"
 
 
@@ -30,21 +39,39 @@ class FunctionLogLine(Struct, frozen=True):
 
 
 class FunctionLogs:
-    """Ring buffer of the latest lines, and the clients that follow them. `owner_of` tells the tenant of a function: a line
+    """The latest lines of each tenant, and the clients that follow them. `owner_of` tells the tenant of a function: a line
     belongs to the one that printed it, also when another tenant has a function of that name later."""
 
     def __init__(self, owner_of: Callable[[str], str] = lambda function: "") -> None:
         self._owner_of = owner_of
-        self._lines: deque[tuple[str, FunctionLogLine]] = deque(maxlen=KEPT_LINES)  #: with their tenants
+        self._lines: dict[str, deque[FunctionLogLine]] = {}  #: by tenant
+        self._costs: Counter[str] = Counter()
+        self._total = 0
         self._followers: dict[Exchange, Callable[[str, FunctionLogLine], bool]] = {}
 
     def add(self, function: str, instance: str, calls: tuple[str, ...], text: str) -> None:
         line = FunctionLogLine(time.time(), function, instance, text[:MAX_CHARS], calls)
         owner = self._owner_of(function)
-        self._lines.append((owner, line))
+        lines = self._lines.setdefault(owner, deque())
+        lines.append(line)
+        self._costs[owner] += _cost(line)
+        self._total += _cost(line)
+        while len(lines) > KEPT_LINES or self._costs[owner] > TENANT_COST:
+            self._drop(owner)
+        while self._total > TOTAL_COST:
+            self._drop(max(self._costs, key=self._costs.__getitem__))
+        shown = b""
         for exchange, wants in list(self._followers.items()):
             if wants(owner, line):
-                exchange.send_chunk(_encoded(line))
+                shown = shown or _encoded(line)
+                exchange.send_chunk(shown)
+
+    def _drop(self, owner: str) -> None:
+        cost = _cost(self._lines[owner].popleft())
+        self._costs[owner] -= cost
+        self._total -= cost
+        if not self._lines[owner]:
+            del self._lines[owner], self._costs[owner]
 
     def serve(self, request: HttpRequest, exchange: Exchange, known: set[str], grant: Grant) -> None:
         """Respond with lines the caller may see; `known` are the functions there are for it.
@@ -61,7 +88,8 @@ class FunctionLogs:
         def wants(owner: str, line: FunctionLogLine) -> bool:
             return grant.sees(owner) and name in ("", line.function, line.instance) and (not call or call in line.calls)
 
-        found = [line for owner, line in self._lines if wants(owner, line)]
+        kept = [[line for line in lines if wants(owner, line)] for owner, lines in self._lines.items() if grant.sees(owner)]
+        found = list(merge(*kept, key=attrgetter("at")))
         exchange.start_stream(200, CONTENT_TYPE)
         exchange.send_chunk(b"".join(_encoded(line) for line in found[max(0, len(found) - int(tail)) :]))
         if asked.get("follow") != "1":
@@ -74,6 +102,10 @@ class FunctionLogs:
         for exchange in list(self._followers):
             exchange.end_stream()
         self._followers.clear()
+
+
+def _cost(line: FunctionLogLine) -> int:
+    return len(line.text) + LINE_COST
 
 
 def _encoded(line: FunctionLogLine) -> bytes:
