@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from pathlib import Path
 
 from msgspec import Struct
@@ -140,6 +142,7 @@ class WorkerHandle(InstanceHandle):
 class WorkerBatch(InFlightBatch):
     worker: WorkerHandle
     wire: bytearray
+    cores: int = 0  #: that it has been given, as a mask
     is_sent: bool = False
     last_heartbeat_s: float = 0.0  #: when the controller last heard that it yields
     followers: list[WorkerBatch] = field(default_factory=list)  #: on other workers; they start when this one ends
@@ -182,6 +185,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         self._volumes = volumes or VolumeFolders(None, "")
         self._processes = ChildProcesses()
         self._affinity = GatewayAffinity()
+        self._leased: Counter[int] = Counter()  #: masks of cores that batches have, and how many batches
         self._concurrent: dict[int, WorkerHandle] = {}  #: jobs that run beside others in one worker
 
     @property
@@ -272,6 +276,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         for batch in list(worker.batches.values()):
             del worker.batches[batch.action.batch_id]
             self._batches.close(batch)
+            self._unlease(batch)
             self._forget(batch)
             followers += batch.followers
         self.references.on_worker_lost(worker.slots)
@@ -309,12 +314,14 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
     # -------------------------------------------------------------------- batches
 
     def _send_batch(self, worker: WorkerHandle, action: StartBatch, jobs: list[JobFrame], reads: list[ShmRef]) -> None:
-        wire = pack(RunBatch(action.batch_id, wire_mask(self._cores_of(action.function, action.mask)), jobs))
-        batch = WorkerBatch(action, reads, worker, wire)
+        cores = self._cores_of(action.function, action.mask)
+        wire = pack(RunBatch(action.batch_id, wire_mask(cores), jobs))
+        batch = WorkerBatch(action, reads, worker, wire, cores)
         before = self._batches.open.get(action.behind)
         self._batches.add(batch)
         worker.batches[action.batch_id] = batch
-        self._avoid_leased_cores()
+        self._leased[cores] += 1
+        self._affinity.avoid(reduce(or_, self._leased))
         if before is None or (before.worker is worker and before.is_sent):
             worker.send_batch(batch)  # the worker itself keeps the order of what it is sent
             if action.part < 1:
@@ -347,14 +354,14 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         if worker is not None:
             worker.send(CancelStream(job_id))
 
-    def _avoid_leased_cores(self) -> None:
-        leased = 0
-        for batch in self._batches.open.values():
-            leased |= self._cores_of(batch.action.function, batch.action.mask)
-        self._affinity.avoid(leased)
+    def _unlease(self, batch: WorkerBatch) -> None:
+        self._leased[batch.cores] -= 1
+        if not self._leased[batch.cores]:
+            del self._leased[batch.cores]
 
     def _on_closed(self, batch: WorkerBatch) -> None:
         del batch.worker.batches[batch.action.batch_id]
+        self._unlease(batch)
         self._send_all(batch.followers)  # first of all: their slice is idle
         if self._concurrent:
             self._forget(batch)

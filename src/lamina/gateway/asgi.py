@@ -95,7 +95,7 @@ class AsgiExchange(Exchange):
         self._put({"type": "http.response.start", "status": status, "headers": headers})
         self._put({"type": "http.response.body", "body": shown}, None)
 
-    def start_stream(self, status: int, content_type: bytes, extra: bytes = b"") -> None:
+    def start_stream(self, status: int, content_type: bytes, extra: bytes = b"", piece: bytes = b"") -> None:
         if self.response is not None:
             return
         self.response = b""
@@ -103,13 +103,15 @@ class AsgiExchange(Exchange):
         if self.head_only:
             self._put({"type": "http.response.body", "body": b""}, None)
         self.is_streaming = not self.head_only
+        self.send_chunk(piece)
 
     def send_chunk(self, piece: bytes) -> None:
         if self.is_streaming and piece:
             self._put({"type": "http.response.body", "body": piece, "more_body": True})
             self.count(len(piece))
 
-    def end_stream(self) -> None:
+    def end_stream(self, piece: bytes = b"") -> None:
+        self.send_chunk(piece)
         if self.is_streaming:
             self.is_streaming, self._on_disconnect = False, None
             self._put({"type": "http.response.body", "body": b""}, None)

@@ -154,23 +154,30 @@ class Exchange:
     def respond_value(self, stored: Any, reply: Any) -> None:
         raise NotImplementedError
 
-    def start_stream(self, status: int, content_type: bytes, extra: bytes = b"") -> None:
-        """Start a streamed response: `send_chunk` each part, then `end_stream`. Without keep-alive, closing ends it."""
+    def start_stream(self, status: int, content_type: bytes, extra: bytes = b"", piece: bytes = b"") -> None:
+        """Start a streamed response: `send_chunk` each part, then `end_stream`. Without keep-alive, closing ends it. A part that
+        is there already leaves with the head, in one write."""
         if self.response is not None:
             return
         connection = self._connection
         self.keep_alive = keep = self.keep_alive and not connection.server.is_closing
         framing = b"transfer-encoding: chunked\r\n\r\n" if keep else b"connection: close\r\n\r\n"
         head = (STATUS_LINES[status], connection.server.date_line, b"content-type: ", content_type, b"\r\n")
-        self.response = b"".join((*head, self._headers, extra, framing))
         self.is_streaming = not self.head_only
+        first = self._framed(piece) if self.is_streaming else b""
+        self.response = b"".join((*head, self._headers, extra, framing, first))
         connection.flush_responses()
+        if first:
+            connection.limit_unsent(len(self.response))
 
     def send_chunk(self, piece: bytes) -> None:
         if self.is_streaming and piece:
-            self.response = (self.response or b"") + (b"%x\r\n%s\r\n" % (len(piece), piece) if self.keep_alive else piece)
+            self.response = (self.response or b"") + self._framed(piece)
             self._connection.flush_responses()
             self._connection.limit_unsent(len(self.response))
+
+    def _framed(self, piece: bytes) -> bytes:
+        return b"%x\r\n%s\r\n" % (len(piece), piece) if self.keep_alive and piece else piece
 
     def take_sent(self) -> None:
         """What there was of a stream is written; more of it follows."""
@@ -215,9 +222,10 @@ class Exchange:
             self.is_streaming = False
             self._connection.flush_responses()
 
-    def end_stream(self) -> None:
+    def end_stream(self, piece: bytes = b"") -> None:
+        """End a streamed response, with a last part if there is one."""
         if self.is_streaming:
             self.is_streaming = False
             self._on_disconnect = None
-            self.response = (self.response or b"") + (b"0\r\n\r\n" if self.keep_alive else b"")
+            self.response = b"".join((self.response or b"", self._framed(piece), b"0\r\n\r\n" if self.keep_alive else b""))
             self._connection.flush_responses()

@@ -126,18 +126,20 @@ class RemoteReply(Exchange):
             self._finish()
             self._session.send_value(self._number, 0, stored, reply)
 
-    def start_stream(self, status: int, content_type: bytes, extra: bytes = b"") -> None:
+    def start_stream(self, status: int, content_type: bytes, extra: bytes = b"", piece: bytes = b"") -> None:
         if self.response is None:
             self.response = b""
             self.is_streaming = True
             self._session.send(ResponseStart(self._number, status, content_type, extra))
+            self.send_chunk(piece)
 
     def send_chunk(self, piece: bytes) -> None:
         if self.is_streaming and piece:
             self._session.send(ResponseChunk(self._number, piece))
 
-    def end_stream(self, *, failed: bool = False) -> None:
+    def end_stream(self, piece: bytes = b"", *, failed: bool = False) -> None:
         """The end of a streamed response, or of the messages of a gRPC stream."""
+        self.send_chunk(piece)
         if self.is_streaming:
             self._finish()
             self._session.send(ResponseEnd(self._number, failed))

@@ -15,6 +15,7 @@ from lamina.gateway.routes.http_codec import BYTES
 from lamina.sdk import stream_codec
 from lamina.server.exchange import Exchange
 
+NOT_CACHED = b"cache-control: no-cache\r\n"
 NO_RESULT = (b"null", encoding.encode(None))
 
 
@@ -57,14 +58,16 @@ class ServerSentEvents(Exchange):
             self._send_event(b"error", body)
         elif not real.is_streaming and body not in NO_RESULT:  # it has returned, not yielded
             self._send_event(b"", encoding.to_json(body) if content_type == BYTES else body, extra)
-        self._send_event(b"end", b"{}", extra)
-        real.end_stream()
+        if not real.is_streaming:
+            real.start_stream(200, self.content_type, NOT_CACHED + extra)
+        real.end_stream(self._encode_event(b"end", b"{}"))
 
     def _send_event(self, event: bytes, data: bytes, extra: bytes = b"") -> None:
         real = self._exchange
-        if not real.is_streaming:
-            real.start_stream(200, self.content_type, b"cache-control: no-cache\r\n" + extra)
-        real.send_chunk(self._encode_event(event, data))
+        if real.is_streaming:
+            real.send_chunk(self._encode_event(event, data))
+        else:
+            real.start_stream(200, self.content_type, NOT_CACHED + extra, self._encode_event(event, data))
 
     def _encode_event(self, event: bytes, data: bytes) -> bytes:
         return b"%sdata: %s\n\n" % (b"event: %s\n" % event if event else b"", data)

@@ -222,6 +222,8 @@ def _queue_delay_us(
     those before it what batches usually take, for a row of them is seldom slow as a whole, and a slice that is free early waits
     for the way of the next."""
     units, now_us = config.units, view.now_us
+    most = min(table.max_batch, max(config.batch, 1))
+    before = (ahead - 1) // most
     free = total = 0
     nearest_us = NEVER_US  #: the shortest way
     ends: list[tuple[int, int]] = []  #: when how many units come back
@@ -240,15 +242,16 @@ def _queue_delay_us(
             at_once = max(1, limit)
             total += units * at_once
             idle = units * max(0, at_once - instance.running)
-            if instance.running:
-                begun = [batch for batch in instance.batches.values() if batch.started_us >= 0]
-                ends += [(max(batch.slice_free_us - max(0, batch.early_us - way_us), reach_us), units) for batch in begun]
-            if (
-                spec.limits.per_batch
+            is_blocked = (
+                bool(idle)
+                and spec.limits.per_batch
                 and spec.units - device.busy.bit_count() < units
                 and function.spec.parts == WHOLE_UNIT
-                and idle
-            ):
+            )
+            if instance.running and (is_blocked or idle <= units * before):  # else what is idle is enough, and comes first
+                begun = [batch for batch in instance.batches.values() if batch.started_us >= 0]
+                ends += [(max(batch.slice_free_us - max(0, batch.early_us - way_us), reach_us), units) for batch in begun]
+            if is_blocked:
                 ends.append((max(_units_free_at_us(device, units), reach_us), idle))  # others have the units meanwhile
                 idle = 0
         else:
@@ -262,8 +265,6 @@ def _queue_delay_us(
             ends.append((reach_us, idle))
         else:
             free += idle
-    most = min(table.max_batch, max(config.batch, 1))
-    before = (ahead - 1) // most
     lanes = max(1, total // units)
     skipped = max(0, before - MAX_STEPS) // lanes * lanes  # a long queue is served at a steady pace
     usual_us = min(config.time_us, int(config.time_us * function.usual_part) + nearest_us)
