@@ -62,9 +62,20 @@ def test_a_target_is_starved_below_nine_tenths_of_what_another_policy_has_for_it
     assert "starved in 1: c" in found.behind_section("score").text
 
 
+def test_regret_to_the_fair_leaves_out_who_is_ahead_by_starving_a_target():
+    rows = [row("fifo", 2, 0.9, worst=0.1), row("edf", 2, 0.72, worst=0.5), row("frontier", 2, 0.7, worst=0.48)]
+    found = compare(*rows)
+    assert found.regret("c", "frontier") == pytest.approx(0.2)
+    assert found.fair_regret("c", "frontier") == pytest.approx(0.02)
+    ours = found.figures()["policies"]["frontier"]
+    assert ours["worst_fair_regret"] == pytest.approx(0.02) and ours["fair_best_in"] == 0
+    assert found.figures()["policies"]["fifo"]["fair_regret"] == 0  # it is ahead of them, and counts as starving
+
+
 def test_where_rows_have_no_worst_target_none_is_starved():
     found = compare(row("edf", 2, 0.7, worst=None), row("frontier", 2, 0.9, worst=None))
     assert found.starved("frontier") == [] and found.figures()["policies"]["frontier"]["starved_in"] is None
+    assert found.figures()["policies"]["frontier"]["fair_regret"] is None
 
 
 def test_a_difference_that_changes_its_sign_with_the_seed_is_not_clear():

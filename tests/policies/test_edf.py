@@ -83,10 +83,10 @@ def test_the_longer_the_queue_the_later_the_offer(script: Script):
     script.given(a_function(), policy=edf.Policy(margin=0.0), takes={"f": 10 * MS})
     script.at(0).arrives("running", within_us=900 * MS)
     offers = []
-    for i in range(4):
-        [refusal] = script.arrives(f"hopeless-{i}", within_us=1 * MS)
+    for i in range(4):  # all that waits is due sooner, by a little
+        [refusal] = script.arrives(f"hopeless-{i}", within_us=(16 + 10 * i) * MS)
         offers.append(refusal.offer_us)
-        script.arrives(f"patient-{i}", within_us=900 * MS)
+        script.arrives(f"patient-{i}", within_us=(25 + 10 * i) * MS)
     assert offers == [20 * MS, 30 * MS, 40 * MS, 50 * MS]
 
 

@@ -308,10 +308,20 @@ def test_a_stream_that_has_had_its_share_leaves_room_for_one_that_is_served_wors
     asked = {"heavy": 100, "twin": 100}
     shedder = demand_on(LoadShedder(), 5, 1.0, asked)
     heavy, twin = (Call("c", target, 0) for target in asked)
-    assert not shedder.is_tight(["gpu0"], heavy, needed_us=99, allowed_us=100)
+    assert not shedder.is_tight(["gpu0"], heavy)
     refused(shedder, "twin", 300, asked)
-    assert shedder.is_tight(["gpu0"], heavy, needed_us=1, allowed_us=100)
-    assert not shedder.is_tight(["gpu0"], twin, needed_us=1, allowed_us=100)
+    assert shedder.is_tight(["gpu0"], heavy)
+    assert not shedder.is_tight(["gpu0"], twin)
+
+
+def test_a_stream_that_asks_for_too_much_leaves_room_for_one_that_asks_for_less_from_the_first_moment():
+    """Before it has had its share, too: what is admitted is kept, and would be in the way of what the other brings."""
+    shedder = demand_on(LoadShedder(), 5, 1.0, {"heavy": 100, "light": 5})
+    heavy, light = Call("c", "heavy", 0), Call("c", "light", 0)
+    assert shedder.roomy_us(["gpu0"], heavy, needed_us=80) == 100
+    assert shedder.roomy_us(["gpu0"], light, needed_us=80) == 0
+    equals = demand_on(LoadShedder(), 5, 1.0, {"heavy": 100, "twin": 100})
+    assert equals.roomy_us(["gpu0"], heavy, needed_us=80) == 0
 
 
 def test_a_stream_whose_calls_will_be_late_is_served_worse_before_they_are():
@@ -332,8 +342,8 @@ def test_a_stream_whose_calls_will_be_late_is_served_worse_before_they_are():
     list(shedder._add_up(6_000 * MS, {"gpu0": 8}, lambda target: work[target], lambda tenant: 1.0, is_pressed=is_pressed))
     assert paces["twin"] == pytest.approx(2 / shedder._interval_us["twin", ""])
     heavy, twin = (Call("c", target, 0) for target in asked)
-    assert shedder.is_tight(["gpu0"], heavy, needed_us=1, allowed_us=100)
-    assert not shedder.is_tight(["gpu0"], twin, needed_us=1, allowed_us=100)
+    assert shedder.is_tight(["gpu0"], heavy)
+    assert not shedder.is_tight(["gpu0"], twin)
 
 
 def test_a_call_that_was_admitted_and_dropped_was_not_served():

@@ -90,4 +90,5 @@ def test_small_slices_and_full_batches_save_a_third():
 
 
 def test_who_takes_most_goes_first_when_there_is_too_much():
-    assert total("a mixture, too much of it", "frontier").attainment > 1.4 * total("a mixture, too much of it", "edf").attainment
+    ours, edf = (total("a mixture, too much of it", policy).attainment for policy in ("frontier", "edf"))
+    assert ours > 0.86 and ours > 1.25 * edf

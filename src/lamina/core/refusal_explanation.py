@@ -144,7 +144,8 @@ def _overloaded(told: dict[str, Any]) -> list[str]:
 
 
 def _no_capacity(told: dict[str, Any]) -> list[str]:
-    return ["No device here can run it: it asks for more units or memory, or another kind of device, than there is."]
+    what = "it asks for more units or memory, or another kind of device, than there is, or than instances that must stand leave."
+    return [f"No device here can run it: {what}"]
 
 
 def _bad_value(told: dict[str, Any]) -> list[str]:

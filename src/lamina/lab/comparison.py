@@ -227,6 +227,16 @@ class Comparison:
                 found.append(cell)
         return found
 
+    def fair_regret(self, cell: str, policy: str) -> float | None:
+        """How far its mean is from that of the best policy that starves no target in this cell: what is ahead only because it
+        serves some targets instead of others is left out. Not where targets are not told apart."""
+        fair = self.fair_share(cell)
+        if fair is None or self.less:
+            return None
+        able = [one for one in self.cells[cell] if (self._worst(cell, one) or 0.0) >= STARVED * fair]
+        best = max(self.mean(cell, one).mean for one in able)
+        return max(0.0, best - self.mean(cell, policy).mean)
+
     def _worst(self, cell: str, policy: str) -> float | None:
         values = [row["worst"] for row in self.cells[cell][policy].values() if row.get("worst") is not None]
         return fmean(values) if values else None
@@ -250,6 +260,7 @@ class Comparison:
             cells = [cell for cell, by in self.cells.items() if policy in by]
             regrets = [self.regret(cell, policy) for cell in cells]
             worst = [row["worst"] for cell in cells for row in self.cells[cell][policy].values() if row.get("worst") is not None]
+            fair = [regret for cell in cells if (regret := self.fair_regret(cell, policy)) is not None]
             found[policy] = {
                 "cells": len(cells),
                 "mean": fmean(self.mean(cell, policy).mean for cell in cells),
@@ -259,6 +270,9 @@ class Comparison:
                 "regret": fmean(regrets),
                 "worst_regret": max(regrets),
                 "best_in": fmean(regret <= CLOSE for regret in regrets),
+                "fair_regret": fmean(fair) if fair else None,
+                "worst_fair_regret": max(fair, default=None),
+                "fair_best_in": fmean(regret <= CLOSE for regret in fair) if fair else None,
                 **{kind: self.bill_ratio(policy, kind) for kind in self.bills},
             }
         return {"policies": found, "bill_over_frontier": self.bill_ratios()} | (
@@ -340,11 +354,15 @@ class Comparison:
             "worst regret",
             "within a point of the best, % of cells" if not self.less else "within 1 %, % of cells",
         ]
+        if has_worst:
+            columns += ["mean regret to the fair", "worst regret to the fair", "within a point of the fair, % of cells"]
         columns += [f"{kind} / {OURS}'s" for kind in self.bills]
         table = [
             [policy, one["cells"], factor * one["mean"], None if one["half"] is None else factor * one["half"]]
             + ([_times(factor, one["worst_target"]), _times(100, one["starved_in"])] if has_worst else [])
-            + [100 * one["regret"], 100 * one["worst_regret"], 100 * one["best_in"], *(one[kind] for kind in self.bills)]
+            + [100 * one["regret"], 100 * one["worst_regret"], 100 * one["best_in"]]
+            + ([_times(100, one[key]) for key in ("fair_regret", "worst_fair_regret", "fair_best_in")] if has_worst else [])
+            + [one[kind] for kind in self.bills]
             for policy in order
             for one in [found[policy]]
         ]
@@ -355,6 +373,7 @@ class Comparison:
         if has_worst:
             text += (
                 " Starved: the worst target has less than 0.9 of what it has under the policy that serves its worst target best."
+                " The fair: policies that starve no target in the cell; others may be ahead only by leaving some unserved."
             )
         bars: dict[str, list[tuple[float | str, float]]] = {what: [(row[0], row[2]) for row in table]}
         return Section(

@@ -62,16 +62,20 @@ class ArrivalRates:
         return gap_us
 
     def scaling_rate(self, now_us: int, function: FunctionState) -> float:
-        """Jobs a microsecond; none after as long a silence as the function's `idle_us`."""
+        """Jobs a microsecond, rejected calls among them; none after as long a silence as the function's `idle_us`."""
         name, arrivals = function.spec.name, function.arrivals
         count, at_us = self._scaling_samples.get(name, (0, now_us))
         span_us = now_us - at_us
         if span_us >= self.period_us or name not in self._scaling_samples:
-            self._scaling_samples[name] = (arrivals.count, now_us)
-            fresh = (arrivals.count - count) / span_us if span_us else 0.0
+            self._scaling_samples[name] = (arrivals.offered, now_us)
+            fresh = (arrivals.offered - count) / span_us if span_us else 0.0
             self.scaling_rates[name] = max(fresh, 0.5 * (self.scaling_rates.get(name, 0.0) + fresh))
-        silent = now_us - arrivals.last_us >= function.spec.scale.idle_us
+        silent = now_us - arrivals.offered_us >= function.spec.scale.idle_us
         return 0.0 if silent else self.scaling_rates[name]
+
+    def offered_lately(self, function: FunctionState) -> int:
+        """Its calls since the scaling rate was last sampled, rejected ones among them."""
+        return function.arrivals.offered - self._scaling_samples.get(function.spec.name, (0, 0))[0]
 
     def longest_silence_us(self, function: FunctionState) -> int:
         """The longest time between two looks at which it had been called anew."""

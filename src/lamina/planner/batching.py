@@ -19,9 +19,14 @@ from lamina.core.policy import Slot, View
 from lamina.core.scheduling.jobs import Job
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import Batch, FunctionState, resubmit_window_us
-from lamina.types import NEVER_US
+from lamina.types import NEVER_US, FunctionSpec
 
 QUIET_GAPS = 3.0
+
+
+def largest_awaited(spec: FunctionSpec) -> int:
+    """The largest batch that is worth waiting for: calls beyond what may wait are rejected."""
+    return min(spec.max_batch, spec.max_queue)
 
 
 def wait_until_us(
@@ -29,7 +34,7 @@ def wait_until_us(
 ) -> int:
     """Until when to delay `count` jobs in the hope of more; `now_us` means: start."""
     arrivals = function.arrivals
-    if count >= most or now_us >= start_by_us or arrivals.interarrival_us >= NEVER_US:
+    if count >= min(most, function.spec.max_queue) or now_us >= start_by_us or arrivals.interarrival_us >= NEVER_US:
         return now_us
     if now_us < arrivals.resubmit_until_us:
         missing = round(arrivals.resubmit_share * arrivals.last_batch_size) - arrivals.resubmitted
@@ -75,6 +80,8 @@ def should_wait_for_resubmits(function: FunctionState, before: Batch, count: int
     if before.instance.function != function.spec.name or not before.predicted_us:
         return False
     missing = round(function.arrivals.resubmit_share * len(before.jobs))
+    if count >= largest_awaited(function.spec):
+        return False
     return resubmits_pay(count, function.spec.max_batch, missing, resubmit_window_us(before.predicted_us), latency_us)
 
 

@@ -55,16 +55,46 @@ def has_block(view: View, instance: Instance) -> bool:
 
 
 def evictions(view: View, function: FunctionState, worth: Callable[[Instance], tuple[float, ...]]) -> Iterator[UnloadInstance]:
-    """Idle instances to unload, the least worth keeping first, on a device where that makes room for the function."""
+    """Instances to unload on a device where that makes room for a function that has none: idle ones, the least worth keeping
+    first; where those are not enough, busy ones too whose function has another."""
+    rooms: list[tuple[int, list[str]]] = []  #: with how many busy ones
     for device in view.devices.values():
-        idle = [view.instances[one] for one in device.instances if is_evictable(view, view.instances[one])]
-        leaving: dict[str, int] = {}
-        for instance in sorted(idle, key=worth):
+        there = [view.instances[one] for one in device.instances]
+        leaving = {one.id: one.memory_mib for one in there if one.phase is InstancePhase.DRAINING}
+        if leaving and fits(function, device, leaving):
+            return  # it is on its way
+        idle = sorted([one for one in there if is_evictable(view, one)], key=worth)
+        surplus = {one.function: one for one in there if one not in idle and is_surplus(view, one)}
+        for count, instance in enumerate([*idle, *sorted(surplus.values(), key=worth)]):
             leaving[instance.id] = instance.memory_mib
             if fits(function, device, leaving):
-                for instance_id in leaving:
-                    yield UnloadInstance(instance_id)
-                return
+                gone = [one for one in leaving if view.instances[one].phase is not InstancePhase.DRAINING]
+                rooms.append((max(0, count + 1 - len(idle)), gone))
+                break
+    for instance_id in min(rooms, key=lambda room: room[0], default=(0, []))[1]:
+        yield UnloadInstance(instance_id)
+
+
+def could_fit(view: View, function: FunctionState) -> bool:
+    """Whether there is room for it on some device, or would be if all left that need not stay."""
+    for device in view.devices.values():
+        if fits(function, device, {}):
+            return True
+        there = [view.instances[one] for one in device.instances]
+        owners = [view.functions[one.function] for one in there]
+        may_leave = [one for one, owner in zip(there, owners, strict=True) if len(owner.instances) > owner.spec.scale.min]
+        if may_leave and fits(function, device, {one.id: one.memory_mib for one in may_leave}):
+            return True
+    return False
+
+
+def is_surplus(view: View, instance: Instance) -> bool:
+    """Whether its function has another one that serves it, and more than it is to have at least."""
+    if instance.phase is not InstancePhase.WARM:
+        return False
+    function = view.functions[instance.function]
+    warm = sum(one.phase is InstancePhase.WARM for one in function.instances.values())
+    return warm > max(1, function.spec.scale.min)
 
 
 def is_evictable(view: View, instance: Instance) -> bool:

@@ -59,7 +59,7 @@ class ReactiveAutoscaler:
             elif instance.phase in (InstancePhase.LOADING, InstancePhase.WARM):
                 standing.append(instance)
         want = max(scale.min, min(scale.max, self._instances_needed(view, function, rate_per_us)))
-        if len(function.queue) and not standing:
+        if len(function.queue):  # however long ago it was called: a load may take longer than that
             want = max(want, 1)
         if want > len(standing) and view.now_us >= function.load_not_before_us:
             if not standing and len(function.queue) and self._pick_device(view, function) is None:

@@ -22,6 +22,7 @@ from lamina.planner.batching import (
     batchable_prefix,
     commit_at_us,
     is_most_urgent,
+    largest_awaited,
     largest_batch_within,
     latency_on,
     recheck_at_count,
@@ -130,7 +131,7 @@ class Policy:
         if slot.behind is not None:
             if self.wait and should_wait_for_resubmits(function, slot.behind, count, latency_us):
                 again_us = start_by_us if start_by_us > now_us else NEVER_US  # late anyway: when that batch ends
-                yield Defer(spec.name, min(again_us, NEVER_US), spec.max_batch)
+                yield Defer(spec.name, min(again_us, NEVER_US), largest_awaited(spec))
                 return
             full = count == spec.max_batch and is_most_urgent(view, function, slot.device)
             at_us = min(0 if full else commit_at_us(slot.behind, self.lead_us), start_by_us)

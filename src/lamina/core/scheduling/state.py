@@ -188,7 +188,8 @@ class ArrivalStats:
     count: int = 0
     last_us: int = -1
     interarrival_us: float = float(NEVER_US)
-    offered_us: int = -1  #: last call, admitted or not
+    offered: int = 0  #: calls, admitted or not
+    offered_us: int = -1  #: the last of them
     offered_gap_us: float = float(NEVER_US)  #: calmer, with rejected calls: what is kept for them must not shrink by rejecting
     resubmit_share: float = 0.0
     resubmit_until_us: int = -1  #: until then an arrival counts as a resubmission after the last batch
@@ -210,6 +211,7 @@ class ArrivalStats:
         if self.offered_us >= 0:
             self.offered_gap_us = gap if known >= NEVER_US else known + 0.05 * (gap - known)
         self.offered_us = now_us
+        self.offered += 1
 
     def on_batch_ended(self, now_us: int, size: int, device_us: int, direct: bool = True) -> None:
         if self.last_batch_size:

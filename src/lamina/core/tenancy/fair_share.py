@@ -28,7 +28,7 @@ TENANT_EXPIRY_US = 10_000_000
 
 BACKPRESSURE_US = 50_000
 """A tenant with less than others in flight was rejected on devices where others are served: for so long tenants with more must
-not add to what they have there."""
+not add calls there that would have to be served meanwhile. What can wait for longer waits: the other's calls go first."""
 
 BOOKING_HORIZON_US = 1_000
 """While several tenants have calls under way, a slice is booked no earlier than this before it is free: what is booked is
@@ -71,7 +71,7 @@ class FairShare:
         self._target = call.target
         if self._backpressure_us and account.weighted_in_flight > self.usage.mean_in_flight():
             until_us = max([self._backpressure_us.get(host, 0) for host in self._hosts(call.target)], default=0)
-            if now_us < until_us:
+            if now_us < until_us and call.expires_us <= until_us:
                 return Reject(call.id, "share", retry_after_us=until_us - now_us)
         if not account.in_flight:
             account.catch_up(self.usage.virtual_time_us)

@@ -45,6 +45,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 REPLACED: dict[str, dict[str, Any]] = {
     "admission": {f"{FRONTIER}.Policy.admit": lambda policy, view, call: Admitted(0)},
     "sharing of what is shed": {f"{FRONTIER}.load_shedding.LoadShedder.is_tight": lambda *args: False},
+    "room for what asks for less": {f"{FRONTIER}.load_shedding.LoadShedder.roomy_us": lambda *args: 0},
+    "a call's own work in estimates": {f"{FRONTIER}.backlog.BacklogModel._own_work": lambda *args: 0.0},
     "blocking rule": {"lamina.planner.blocking.BlockingRule.kept_units": lambda *args: 0},
     "nothing kept for what is shed": {f"{FRONTIER}.load_shedding.LoadShedder.is_shed": lambda *args: False},
     "what others can spare": {f"{FRONTIER}.spared_candidates": lambda *args: iter(())},
@@ -60,6 +62,7 @@ REPLACED: dict[str, dict[str, Any]] = {
     "prefetch for admitted runs": {f"{FRONTIER}.autoscaler.FrontierAutoscaler.prefetch": lambda *args: iter(())},
     "rebalancing of instances": {f"{FRONTIER}.autoscaler.FrontierAutoscaler._rebalance": lambda *args: iter(())},
     "scale-out by backlog": {f"{FRONTIER}.autoscaler.FrontierAutoscaler._is_stuck": lambda *args: False},
+    "relief of what loses calls": {f"{FRONTIER}.autoscaler.FrontierAutoscaler.needs_relief": lambda *args: False},
     "waiting for upstream jobs": {f"{FRONTIER}.batch_planner.wait_for_upstream_us": lambda *args: 0},
     "cost of congestion": {f"{FRONTIER}.optimizer.congestion_cost": lambda *args: None},
 }

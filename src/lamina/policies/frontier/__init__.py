@@ -21,15 +21,16 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from lamina.core.actions import Reject
-from lamina.core.policy import Admitted, Decision, Defer, Drop, Start, View
+from lamina.core.policy import Admitted, Decision, Defer, Drop, RescaleAt, Start, View
 from lamina.core.scheduling.jobs import Job
 from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState
 from lamina.core.workflow.flow import Flow
 from lamina.core.workflow.runs import flow_of
 from lamina.planner.arrival_rates import ArrivalRates
-from lamina.planner.batching import LEAD_US, commit_at_us, is_most_urgent, should_wait_for_resubmits
+from lamina.planner.batching import LEAD_US, commit_at_us, is_most_urgent, largest_awaited, should_wait_for_resubmits
 from lamina.planner.blocking import BlockingRule, is_pressed
+from lamina.planner.instance_placement import could_fit
 from lamina.policies.frontier import explain
 from lamina.policies.frontier.admission import CostBudget, RecentEstimates, allows_probe
 from lamina.policies.frontier.autoscaler import FrontierAutoscaler
@@ -84,6 +85,7 @@ class Policy:
     _feedback: BatchingFeedback = field(default_factory=BatchingFeedback, init=False)
     _to_prefetch: dict[str, None] = field(default_factory=dict, init=False)
     """Functions that admitted runs will come to and that are loaded nowhere."""
+    _moved_us: dict[str, int] = field(default_factory=dict, init=False)  #: when predictions of a function were last found moved
     _blocking: BlockingRule = field(init=False)
     _rates: ArrivalRates = field(init=False)
     _plans: PlanCache = field(init=False)
@@ -119,7 +121,8 @@ class Policy:
         allowed_us = call.expires_us - now_us
         function = view.functions[flow.sole_task.function] if flow.sole_task is not None else None
         for name in flow.functions:
-            if not view.functions[name].instances and not view.can_host(view.functions[name]):
+            one = view.functions[name]
+            if not one.instances and not (could_fit(view, one) if states_goal(call, flow.slo) else view.can_host(one)):
                 return Reject(call.id, "no-capacity")
         margin_us = view.admission_margin_us(call.target)
         within_us = int((allowed_us - margin_us) / (1 + self.margin))
@@ -130,7 +133,7 @@ class Policy:
         hosts = view.functions[flow.functions[0]].instances_by_device if flow.functions else ()
         share_us = shedder.on_call_arrived(view, flow, call, self._backlog)
         has_goal = share_us > allowed_us and states_goal(call, flow.slo)  # without a goal it can wait
-        if has_goal and shedder.is_tight(hosts, call, 0, allowed_us):  # before the estimate, which takes longest
+        if has_goal and shedder.is_tight(hosts, call):  # before the estimate, which takes longest
             return self._rejected(view, flow, call, share_us, 0, is_shed=True)
         if function is not None:
             estimate_us = self._estimator.estimate_us(view, function, allowed_us, within_us)
@@ -140,8 +143,8 @@ class Policy:
         needed_us = int(estimate_us * (1 + self.margin)) + margin_us if estimate_us else 0
         if needed_us > allowed_us and not allows_probe(view, flow, needed_us - margin_us, allowed_us):
             return self._rejected(view, flow, call, needed_us, estimate_us)
-        if has_goal and shedder.is_tight(hosts, call, needed_us, allowed_us):
-            return self._rejected(view, flow, call, share_us, estimate_us, is_shed=True)
+        if states_goal(call, flow.slo) and (roomy_us := shedder.roomy_us(hosts, call, needed_us)) > allowed_us:
+            return self._rejected(view, flow, call, max(share_us, roomy_us), estimate_us, is_shed=True)
         if function is None:
             self._to_prefetch.update({name: None for name in flow.functions if not view.functions[name].instances})
             self._backlog.on_admitted(view, flow)
@@ -153,6 +156,9 @@ class Policy:
         self._shedder.on_refused(call.target, call.tenant)
         why = explain.explain_rejection(estimate_us, view.admission_margin_us(call.target), self.margin, allowed_us, is_shed)
         alone_us = self._estimator.alone_us(view, flow, allowed_us)
+        if alone_us <= allowed_us:
+            for name in flow.functions:
+                self._autoscaler.on_lost(name)
         return Reject(
             *(call.id, "deadline", max(1_000, offer_us - allowed_us), offer_us, why, view.least_cost(flow)),
             alone_us=alone_us if alone_us > allowed_us else 0,
@@ -179,6 +185,8 @@ class Policy:
             names = tuple(self._to_prefetch)
             self._to_prefetch.clear()
             yield from self._autoscaler.prefetch(view, names)
+        if self._autoscaler.needs_relief(view.now_us):
+            yield RescaleAt(view.now_us)
         waiting = view.waiting
         functions = list(waiting.values())
         if len(functions) > 1:
@@ -199,6 +207,7 @@ class Policy:
         head = queue.head()
         if head.expires_us < now_us + soonest_us:
             self._shedder.on_refused(head.run.call.target, head.run.call.tenant, was_admitted=True)
+            self._autoscaler.on_lost(name)
             return Drop(head)
         if len(head.run.jobs) > 1 and self._feasibility.is_infeasible(view, function, head):
             return Drop(head)
@@ -228,14 +237,17 @@ class Policy:
             plan = self._plans.step_plan(view, head)
         objective = head.run.call.objective or function.spec.objective or "deadline"
         batch = NextBatch(function, jobs, in_time, has_goal, plan, fastest_us, soonest_us, objective)
-        slots = self._on_paying_kinds(view, batch, slots) if len(function.instances) > 1 else slots
+        paying = self._on_paying_kinds(view, batch, slots) if len(function.instances) > 1 else slots
+        if paying or not is_pressed(head.due_us - now_us, fastest_us, soonest_us - fastest_us):
+            slots = paying  # what can wait no longer takes what there is
         cost_limit = self._budget.step_budget(view, head) if in_time and head.run.call.cost_limit else math.inf
 
         # the cheapest configuration in time: now, later with more jobs, or behind a running batch
         decision = self._choose(view, batch, slots, cost_limit) if slots else NOTHING
         if decision.until_us > now_us:
             self._feedback.wait_began(name, len(jobs))
-            return Defer(name, decision.until_us, decision.at_count, ignore_devices=True, why=explain.LARGER_BATCH)
+            again = min(decision.at_count, largest_awaited(function.spec))
+            return Defer(name, decision.until_us, again, ignore_devices=True, why=explain.LARGER_BATCH)
         chosen, config = decision.slot, decision.config
         if chosen is None or config is None:
             is_blocked = in_time and has_goal and self._blocking.blocked_us == now_us
@@ -281,6 +293,8 @@ class Policy:
         """Nothing that is free would do: a slot behind a running batch, committed just before that one ends. `slots` come in the
         order in which they are free; those that are free well after the next commitment are not looked at."""
         function, jobs, now_us = batch.function, batch.jobs, view.now_us
+        if not batch.in_time and batch.has_goal:
+            self._autoscaler.on_lost(function.spec.name)
         until_us, late_us = view.next_slot_us(function), batch.end_us - batch.soonest_us + 1
         if late_us > now_us:
             until_us = min(until_us, late_us)
@@ -350,8 +364,10 @@ class Policy:
             if job.expires_us >= end_us:
                 break
         else:
+            moved_us, self._moved_us[name] = self._moved_us.get(name, -NEVER_US), now_us
             self._tables.invalidate(name)
-            return Defer(name, now_us + (1 if units == config.units else LARGER_US), NEVER_US)
+            is_new = units == config.units and now_us - moved_us > LARGER_US  # else the new table says the same
+            return Defer(name, now_us + (1 if is_new else LARGER_US), NEVER_US)
         arrivals = function.arrivals
         silent = (
             len(chosen) < function.spec.max_batch

@@ -3,6 +3,7 @@
 On top of what every policy gets (`policies/defaults.py`):
 - prefetch: steps that runs in flight will come to are loaded while the steps before them run;
 - scale-out by backlog: calls that wait beside free units bring one more instance, whatever rates and times say;
+- relief: a function that loses calls for want of a slot gets one more instance where units are free, before the next period;
 - rebalancing: a busy device shares its heaviest functions with the least busy one;
 - replication: a function without a goal is loaded on an idle device too, where that takes less time than waiting;
 - keep-alive: an idle instance stays longer than it must if its function is known to come back after such a silence;
@@ -25,6 +26,7 @@ from lamina.core.scheduling.state import FunctionState, Instance
 from lamina.planner.arrival_rates import ArrivalRates
 from lamina.planner.device_forecast import DeviceForecast
 from lamina.planner.instance_placement import (
+    could_fit,
     evictions,
     fits,
     has_block,
@@ -44,6 +46,12 @@ HOT, APART = 0.6, 0.15
 
 RETRY_US = 5_000
 """A function that has found no place is looked at again after this time at the earliest, however many calls are rejected."""
+
+FEWEST_LOST = 2
+"""Calls a function has lost since the last scan: fewer are an accident."""
+
+RELIEF_US = 20_000
+"""How often functions that lose calls are looked at."""
 
 FEW, SLICE = 64, 16
 """Up to so many functions are looked at in one go; more in slices of so many."""
@@ -80,6 +88,13 @@ class FrontierAutoscaler:
     _to_scan: list[FunctionState] = field(default_factory=list)  #: left of the scan under way, the next one last
     _next_slice_us: int = 0
     _retry_us: dict[str, int] = field(default_factory=dict)  #: functions without an instance: not looked at again before then
+    _homeless: dict[str, None] = field(
+        default_factory=dict
+    )  #: wanted, loaded nowhere, and there is no room until others have left
+    _losses: dict[str, int] = field(
+        default_factory=dict
+    )  #: calls lost for want of a slot, by function, of those since the last scan
+    _relief_at_us: int = 0
     _load: dict[str, float] = field(default_factory=dict)  #: per device, how much of it demand takes; of those scanned
     _forecasts: dict[str, DeviceForecast] = field(default_factory=dict)  #: by kind of device
 
@@ -91,17 +106,58 @@ class FrontierAutoscaler:
             self._load = dict.fromkeys(view.devices, 0.0)
             self._retry_us.clear()
             yield from self._scan(view)
+            self._losses.clear()
             return
         for name in dict.fromkeys([*view.needs_instance, *view.waiting, *view.deferred]):
             function = view.functions[name]
             if not function.instances and view.now_us >= self._retry_us.get(name, 0):  # its calls wait, or are rejected for it
                 self._retry_us[name] = view.now_us + RETRY_US
                 yield from self._scale_function(view, function)
+        if self.needs_relief(view.now_us):
+            self._relief_at_us = view.now_us + RELIEF_US
+            for name in list(self._losses):
+                if name in view.functions:
+                    yield from self._relieve(view, view.functions[name])
         if self._to_scan:
             if view.now_us >= self._next_slice_us:
                 yield from self._scan(view)
             else:
                 yield RescaleAt(self._next_slice_us)
+
+    def on_lost(self, name: str) -> None:
+        """A call of the function was rejected, dropped or late although it would have been in time on a free slice."""
+        self._losses[name] = self._losses.get(name, 0) + 1
+
+    def needs_relief(self, now_us: int) -> bool:
+        return bool(self._losses) and now_us >= self._relief_at_us
+
+    def _relieve(self, view: View, function: FunctionState) -> Iterator[Decision]:
+        """One more instance, if more calls are lost than the SLO allows, on a device that has units free for it now."""
+        spec, lost = function.spec, self._losses[function.spec.name]
+        allowed = (1 - spec.slo.target) * self.rates.offered_lately(function)
+        if not function.instances or len(function.instances) >= spec.scale.max or lost < FEWEST_LOST or lost <= allowed:
+            return
+        if view.now_us < function.load_not_before_us or any(
+            one.phase is InstancePhase.LOADING for one in function.instances.values()
+        ):
+            return
+        device = self._pick_device(view, function, with_free_units=True)
+        if device is not None and not self._is_awaited(view, device):
+            yield LoadInstance(spec.name, device.spec.id, units_to_reserve(function, device))
+
+    def _may_spread(self, view: View, function: FunctionState, device: Device) -> bool:
+        """Whether one instance more than it must have may be loaded there."""
+        return _is_roomy(function, device) and not self._is_awaited(view, device)
+
+    def _is_awaited(self, view: View, device: Device) -> bool:
+        """Whether a function that is loaded nowhere waits for the memory there."""
+        for name in list(self._homeless):
+            function = view.functions.get(name)
+            if function is None or function.instances or not len(function.queue):
+                del self._homeless[name]
+            elif function.spec.fits_family(device.spec.family) and function.spec.memory_mib <= device.spec.memory_mib:
+                return True
+        return False
 
     def _scan(self, view: View) -> Iterator[Decision]:
         """The next functions of a scan, and after the last of them devices. A thousand functions take longer than a call has, so
@@ -143,20 +199,23 @@ class FrontierAutoscaler:
         needed = self._instances_needed(view, function, self.rates.scaling_rate(now_us, function))
         is_wanted = len(function.queue) or function.expected_jobs > 0 or function.rejections
         is_wanted = is_wanted or function.arrivals.last_us == now_us  # rejected just now
-        if not loaded and is_wanted:
+        if is_wanted if not loaded else len(function.queue):  # however long ago it was called: a load may take longer than that
             needed = max(1, needed)
         want = max(spec.scale.min, min(spec.scale.max, needed))
+        self._homeless.pop(spec.name, None)
         if want > len(loaded) and now_us >= function.load_not_before_us:
             if not loaded and is_wanted and self._pick_device(view, function) is None:  # none leaves for one that might be called
                 yield from evictions(view, function, lambda instance: (self._worth(view, instance), instance.last_used_us))
+                if could_fit(view, function):
+                    self._homeless[spec.name] = None
             for more in range(len(loaded), want):
                 device = self._pick_device(view, function)
-                if device is None or (more >= max(1, spec.scale.min) and not _is_roomy(function, device)):
+                if device is None or (more >= max(1, spec.scale.min) and not self._may_spread(view, function, device)):
                     break
                 yield LoadInstance(spec.name, device.spec.id, units_to_reserve(function, device))
         elif len(loaded) < spec.scale.max and now_us >= function.load_not_before_us and self._is_stuck(view, function, loaded):
             device = self._pick_device(view, function, with_free_units=True)
-            if device is not None and _is_roomy(function, device):
+            if device is not None and self._may_spread(view, function, device):
                 yield LoadInstance(spec.name, device.spec.id, units_to_reserve(function, device))
         elif len(loaded) > want:
             for instance in loaded[want:] if want else loaded:
@@ -229,6 +288,7 @@ class FrontierAutoscaler:
             if (
                 device.busy
                 or device.spec.id in function.instances_by_device
+                or self._is_awaited(view, device)
                 or any(i.phase is InstancePhase.LOADING for i in there)
             ):
                 continue

@@ -23,6 +23,9 @@ BACKLOG_FRESH_US = 1_000
 """How long a snapshot of all queues is good for."""
 
 
+EXACT = 8
+"""Up to so many queues on a device are added up for every call: what came or started a moment ago is part of the answer."""
+
 MOST_AT_ONCE = 32
 """Queues that are added up at once: of thousands, all would take longer than a call has."""
 
@@ -106,7 +109,8 @@ class _WorkSweep:
     def begin(self, view: View, host: str) -> None:
         self._sum = 0.0
         self.to_do = list(view.backlogged.get(host, {}).values())
-        self.until_us = view.now_us + BACKLOG_FRESH_US * (1 + len(self.to_do) // MOST_AT_ONCE)
+        fresh_us = BACKLOG_FRESH_US * (1 + len(self.to_do) // MOST_AT_ONCE) if len(self.to_do) > EXACT else 0
+        self.until_us = view.now_us + fresh_us
         self.to_do.reverse()
         if not self.to_do:
             self.unit_us = 0.0
@@ -176,8 +180,8 @@ class BacklogModel:
         return {host: None for host in hosts if view.devices[host].spec.kind not in dominated} if dominated else hosts
 
     def drained_us(self, view: View, function: FunctionState, allowed_us: int) -> int:
-        """When all that waits and is due within this time is done, on the device of the function where that is soonest, if every
-        unit is used as soon as it is free."""
+        """When all that waits and is due within this time is done, and one more job of the function after it, on the device of
+        the function where that is soonest, if every unit is used as soon as it is free."""
         soonest_us, hosts = NEVER_US, function.instances_by_device
         for host in sampled_hosts(hosts) if len(hosts) > MAX_HOSTS else hosts:
             if not view.backlogged.get(host):
@@ -186,7 +190,7 @@ class BacklogModel:
             unit_us = self._least_work(view, device, allowed_us)
             if not unit_us:
                 return 0
-            soonest_us = min(soonest_us, _drained_us(view, device, unit_us))
+            soonest_us = min(soonest_us, _drained_us(view, device, unit_us + self._own_work(view, function, device)))
         return soonest_us if soonest_us < NEVER_US else 0
 
     def competing_us(self, view: View, function: FunctionState, allowed_us: int) -> int:
@@ -202,6 +206,12 @@ class BacklogModel:
             unit_us = self._least_work(view, device, allowed_us) - own
             least_us = min(least_us, max(0, int(unit_us / device.spec.units)))
         return least_us if least_us < NEVER_US else 0
+
+    def _own_work(self, view: View, function: FunctionState, device: Device) -> float:
+        """Unit-microseconds of one more job, in a batch with those that wait."""
+        table = self.tables.table_for(view, function, device)
+        config = table.cheapest_within(min(len(function.queue) + 1, table.max_batch), NEVER_US)
+        return table.unit_us_per_request(config) * function.usual_part if config is not None else 0.0
 
     def wait_us(self, view: View, function: FunctionState) -> float:
         """Time until what waits and runs is done on the device of the function where that is soonest."""

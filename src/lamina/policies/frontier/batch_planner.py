@@ -16,7 +16,7 @@ from lamina.core.policy import View
 from lamina.core.scheduling.jobs import Job
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState
-from lamina.planner.batching import batchable_prefix, largest_batch_within, recheck_at_count, wait_until_us
+from lamina.planner.batching import batchable_prefix, largest_awaited, largest_batch_within, recheck_at_count, wait_until_us
 from lamina.planner.blocking import BlockingRule
 from lamina.planner.upstream_jobs import wait_for_upstream_us
 from lamina.policies.frontier.candidate_slots import CandidateSlot, upcoming_candidates
@@ -121,7 +121,7 @@ class BatchPlanner:
         function, jobs, in_time, has_goal, plan, _, _, objective = batch
         now_us, head, count = view.now_us, jobs[0], len(jobs)
         if objective == "latency" and in_time:
-            return _fastest(slots, count)
+            return _fastest(slots, count, head.due_us)
         if not has_goal:
             if objective == "deadline":
                 slots = as_asked(function, slots)
@@ -129,8 +129,10 @@ class BatchPlanner:
             return self._with_delay(view, function, head, count, BatchDecision(*found)) if found else NOTHING
         call = head.run.call
         slo_us = call.deadline_us - call.arrived_us
-        if not in_time:
-            found = cheapest_slot(slots, count, head.expires_us - now_us, slo_us)
+        if not in_time:  # calls that come meanwhile can be in time after it
+            own_us = slo_us - batch.soonest_us
+            found = cheapest_slot(slots, count, min(own_us, head.expires_us - now_us), slo_us) if own_us > 0 else None
+            found = found or cheapest_slot(slots, count, head.expires_us - now_us, slo_us)
             return BatchDecision(*found) if found else NOTHING
         waiting = None
         for slot in slots:
@@ -156,7 +158,7 @@ class BatchPlanner:
         if slot is None or config is None or decision.until_us > now_us:
             return decision
         most = function.spec.max_batch
-        if config.batch < count or count >= most:
+        if config.batch < count or count >= largest_awaited(function.spec):
             return decision
         arrivals, is_function = function.arrivals, not head.run.is_workflow
         latency_us = partial(slot.table.latency_us, units=config.units, cores=config.cores)
@@ -195,16 +197,35 @@ def _alone_us(slot: CandidateSlot, units: int) -> int:
     return slot.table.latency_us(1, units, slot.table.core_counts[-1])
 
 
-def _fastest(slots: list[CandidateSlot], count: int) -> BatchDecision:
-    """All of the jobs, as far as they fit into one batch, where they are done first."""
+def _fastest(slots: list[CandidateSlot], count: int, due_us: int) -> BatchDecision:
+    """All of the jobs, as far as they fit into one batch that is done by then, where they are done first."""
+    decision = _fastest_of(slots, count, NEVER_US)
+    if decision.slot is None or decision.config is None or _end_us(decision.slot, decision.config) <= due_us or count == 1:
+        return decision
+    most, least = count - 1, 1  # the largest batch that is in time, by halves
+    while least < most:
+        tried = -(-(least + most) // 2)
+        if _fastest_of(slots, tried, due_us) is NOTHING:
+            most = tried - 1
+        else:
+            least = tried
+    return _fastest_of(slots, least, due_us)
+
+
+def _fastest_of(slots: list[CandidateSlot], count: int, due_us: int) -> BatchDecision:
+    """So many jobs, as far as one batch takes them, where they are done first, by then at the latest."""
     best: tuple[int, float, CandidateSlot, BatchConfig] | None = None
     for slot in slots:
         for config in slot.table.configs(min(count, slot.table.max_batch)):
             fits = config.units == slot.units if slot.is_exact else config.units <= slot.units
-            fits = fits and config.time_us <= slot.longest_us
+            fits = fits and config.time_us <= slot.longest_us and _end_us(slot, config) <= due_us
             if fits and config.cores <= slot.cores and (best is None or (slot.time_us(config), config.cost) < best[:2]):
                 best = (slot.time_us(config), config.cost, slot, config)
     return BatchDecision(best[2], best[3]) if best is not None else NOTHING
+
+
+def _end_us(slot: CandidateSlot, config: BatchConfig) -> int:
+    return slot.at_us + slot.time_us(config)
 
 
 def cheaper_upcoming_slots(

@@ -73,7 +73,7 @@ class CompletionEstimator:
 
     def estimate_us(self, view: View, function: FunctionState, allowed_us: int, within_us: int) -> int:
         """Time until a job joining the queue now would be done, the first found `within_us` or the least there is."""
-        ahead = len(function.queue) + 1
+        ahead = function.queue.count_due_before(view.now_us + allowed_us + 1) + 1
         known = self._capacity_for(view, function, allowed_us)
         if not known.kinds:
             return self._cold_start_us(view, function, ahead) if known.is_cold else 0
@@ -83,6 +83,18 @@ class CompletionEstimator:
             competing_us = self.backlog.competing_us(view, function, allowed_us)
         elif is_crowded:  # one of any size is cut from what they leave
             least_us = self.backlog.drained_us(view, function, allowed_us)
+        best_us = self._served_us(view, function, known, ahead, within_us, competing_us)
+        if 0 < best_us <= within_us and ahead <= len(function.queue):  # some that wait have more time than this call
+            last_us = function.queue.slice(len(function.queue) - 1, 1)[0].due_us - view.now_us
+            all_us = self._served_us(view, function, known, len(function.queue) + 1, last_us, competing_us)
+            if all_us > last_us >= self._served_us(view, function, known, len(function.queue), last_us, competing_us):
+                best_us = max(best_us, allowed_us + all_us - last_us)  # it would make the last of them late
+        return max(best_us, least_us)
+
+    def _served_us(
+        self, view: View, function: FunctionState, known: FunctionCapacity, ahead: int, within_us: int, competing_us: int
+    ) -> int:
+        """Time until so many jobs are done, the first found within that time or the least there is."""
         best_us = 0
         for part, table, instances, configs in known.kinds:
             share = max(1, math.ceil(ahead * part))
@@ -90,8 +102,8 @@ class CompletionEstimator:
                 us = _queue_delay_us(view, function, instances, table, config, share) + competing_us
                 best_us = min(best_us, us) if best_us else us
                 if best_us <= within_us:
-                    return max(best_us, least_us)
-        return max(best_us, least_us)
+                    return best_us
+        return best_us
 
     def alone_us(self, view: View, flow: Flow, allowed_us: int) -> int:
         """Time of a call on idle devices where its functions are loaded: what no waiting shortens."""
@@ -312,9 +324,16 @@ def _until_free_us(view: View, host: str) -> int:
 
 
 def _until_loaded_us(view: View, function: FunctionState) -> int:
-    """Until the function is loaded somewhere, if it is not."""
-    if any(instance.phase is WARM for instance in function.instances.values()):
-        return 0
+    """Until the function is loaded somewhere, if it is not: what is left of a load that has begun, else all of it."""
+    loading = []
+    for instance in function.instances.values():
+        if instance.phase is WARM:
+            return 0
+        if instance.phase is LOADING:
+            load_us = view.predictor.load_us(function.spec.name, view.devices[instance.device].spec.kind)
+            loading.append(max(0, instance.created_us + load_us - view.now_us))
+    if loading:
+        return min(loading)
     kinds = {device.spec.kind for device in view.devices.values() if function.spec.fits_family(device.spec.family)}
     return min((view.predictor.load_us(function.spec.name, kind) for kind in kinds), default=0)
 

@@ -149,18 +149,28 @@ class LoadShedder:
             served = max(0.0, (served - SERVED_STEP) / (1 - SERVED_STEP))
         self._served[stream] = (1 - SERVED_STEP) * served
 
-    def is_tight(self, devices: Iterable[str], call: Call, needed_us: int, allowed_us: int) -> bool:
-        """Whether a stream that has had its share must leave room: another is served worse; or there are some that ask
-        for less, and this call would be among the last to be in time."""
+    def is_tight(self, devices: Iterable[str], call: Call) -> bool:
+        """Whether another stream is served worse than one that has had its share, on a device of both."""
         mine = -1.0
         for name in devices:
             known = self._devices.get(name)
             if known is not None and known.is_overloaded:
                 if mine < 0:
                     mine = self._satisfied((call.target, call.tenant))
-                if known.worst < mine - EVEN or (known.has_light and needed_us > NEARLY_LATE * allowed_us):
+                if known.worst < mine - EVEN:
                     return True
         return False
+
+    def roomy_us(self, devices: Iterable[str], call: Call, needed_us: int) -> int:
+        """The least time that a call of a stream that asks for more than its share must have, where others ask for less: what is
+        among the last to be in time leaves no room for them. That holds before the stream has had its share, too: what is
+        admitted is kept. 0 for any other call."""
+        stream = (call.target, call.tenant)
+        for name in devices:
+            known = self._devices.get(name)
+            if known is not None and known.is_overloaded and known.has_light and stream in known.shares:
+                return int(needed_us / NEARLY_LATE)
+        return 0
 
     def _satisfied(self, stream: Stream) -> float:
         """How much it gets of its share: of all it asks for, if that is less."""

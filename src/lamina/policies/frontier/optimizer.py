@@ -22,6 +22,7 @@ from lamina.core.policy import View
 from lamina.core.scheduling.jobs import Job
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState
+from lamina.planner.batching import largest_awaited
 from lamina.policies.frontier.candidate_slots import CandidateSlot
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTable
 from lamina.policies.frontier.workflow_plans import StepPlan
@@ -91,7 +92,11 @@ class ConfigOptimizer:
     ) -> WaitBudget | None:
         """The wait budget of a job with a goal; None if no further jobs are expected, or clients are in a closed loop."""
         arrivals = function.arrivals
-        if count >= function.spec.max_batch or arrivals.interarrival_us >= NEVER_US or arrivals.resubmit_share > CLOSED_LOOP:
+        if (
+            count >= largest_awaited(function.spec)
+            or arrivals.interarrival_us >= NEVER_US
+            or arrivals.resubmit_share > CLOSED_LOOP
+        ):
             return None
         call = job.run.call
         gap_us = max(arrivals.interarrival_us, float(view.now_us - arrivals.last_us))

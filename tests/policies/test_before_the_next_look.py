@@ -1,0 +1,204 @@
+"""Worlds that change within a second: several devices, loads, silences, short queues, goals that differ from call to call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lamina.core.actions import Load, Reject, Unload
+from lamina.core.events import CallArrived, Tick
+from lamina.sim import scenario
+from lamina.sim.run import run
+from lamina.sim.summary import Summary, TargetRow
+
+HEAD = '[scenario]\nseed = {seed}\nduration = "{seconds}s"\nnoise = {noise}\n'
+DEVICE = '[[device]]\nkind = "{kind}"\nunits = {units}\nmemory = "{gib}GiB"\ncount = {count}\nbatches_per_instance = 0\n{more}\n'
+
+
+def device(units: int = 1, count: int = 1, gib: int = 4, kind: str = "gpu", more: str = "owned = true") -> str:
+    return DEVICE.format(kind=kind, units=units, gib=gib, count=count, more=more)
+
+
+def function(name: str, ms: dict[str, dict[int, list[float]]], **more: Any) -> str:
+    """`ms`: by kind of device and units, times of a batch of one and of the largest."""
+    fields = {"share": "100%", "memory": "1GiB", "load": "100ms", "max_batch": 1} | more
+    lines = [f"{key} = {value if isinstance(value, int) or '{' in str(value) else repr(value)}" for key, value in fields.items()]
+    text = "\n".join([f'[[function]]\nname = "{name}"', *lines, ""])
+    for kind, rows in ms.items():
+        text += f"[function.profile.{kind}]\nbatch = {[1, fields['max_batch']][: len(next(iter(rows.values())))]}\n"
+        text += "".join(f"p50_ms.{units} = {row}\n" for units, row in rows.items())
+    return text
+
+
+def load(target: str, **more: Any) -> str:
+    return f'[[load]]\ntarget = "{target}"\n' + "".join(f"{key} = {value!r}\n" for key, value in more.items())
+
+
+def simulated(*parts: str, seconds: float = 1.5, noise: float = 0.05, policy: str = "frontier", **more: Any) -> Summary:
+    return run(scenario.parse(HEAD.format(seed=2, seconds=seconds, noise=noise) + "".join(parts)), policy, **more)
+
+
+def row(summary: Summary, target: str) -> TargetRow:
+    return next(row for row in summary.targets if row.target == target)
+
+
+def test_a_function_that_loses_calls_is_loaded_on_idle_devices_before_the_next_period():
+    """Three times what one device can do, and two more devices stand idle: the next look at all functions is a second away."""
+    parts = device(count=3), function("f", {"gpu": {1: [10]}}, slo="40ms", scale="{ min = 1 }", load="20ms"), load("f", rate=200)
+    found = row(simulated(*parts, seconds=0.9), "f")
+    assert found.attainment > 0.8
+
+
+def test_calls_that_are_rejected_count_as_demand_for_instances():
+    """Of a function with an instance only admitted calls used to count, and those never ask for more than there is."""
+    goal = {"slo": "{ latency = '40ms', target = 0.5 }"}  # half may be lost: relief is not what loads it
+    parts = device(count=3), function("f", {"gpu": {1: [10]}}, scale="{ min = 1 }", load="20ms", **goal), load("f", rate=190)
+    found = row(simulated(*parts, seconds=4), "f")
+    assert found.attainment > 0.7
+
+
+def test_a_goal_that_no_device_could_meet_brings_no_instances():
+    loads: list[Load] = []
+
+    def watch(_now_us: int, _event: object, actions: list[Any]) -> None:
+        loads.extend(action for action in actions if isinstance(action, Load))
+
+    parts = device(count=3), function("f", {"gpu": {1: [10]}}, slo="5ms", scale="{ min = 1 }"), load("f", rate=20)
+    assert row(simulated(*parts, seconds=0.9, watch=watch), "f").in_time == 0
+    assert len(loads) == 1
+
+
+@pytest.mark.parametrize("policy", ["frontier", "edf"])
+def test_what_waits_for_its_load_is_not_unloaded_for_having_been_silent(policy: str):
+    """A load takes longer than `idle`, and its callers wait for their answers: no call comes meanwhile."""
+    unloads: list[Unload] = []
+
+    def watch(_now_us: int, _event: object, actions: list[Any]) -> None:
+        unloads.extend(action for action in actions if isinstance(action, Unload))
+
+    more = {"slo": "20s", "scale": "{ min = 0, idle = '300ms' }", "load": "2s"}
+    parts = device(), function("f", {"gpu": {1: [10]}}, **more), load("f", shape="closed", clients=4)
+    summary = simulated(*parts, seconds=3, policy=policy, watch=watch)
+    assert row(summary, "f").answered > 50 and not unloads
+
+
+def test_room_is_made_for_what_is_loaded_nowhere_where_others_stand_twice():
+    """A long queue without a goal has taken the memory of both devices; one instance of it must do."""
+    parts = (
+        device(count=2),
+        function("many", {"gpu": {1: [20]}}, memory="3GiB", scale="{ min = 1 }", load="10ms"),
+        function("late", {"gpu": {1: [20]}}, memory="3GiB", slo="900ms", scale="{ min = 0 }", load="50ms"),
+        load("many", rate=400),
+        load("late", rate=10, start="0.5s"),
+    )
+    summary = simulated(*parts, seconds=2)
+    assert row(summary, "late").attainment > 0.6
+    assert row(summary, "many").answered == row(summary, "many").offered
+
+
+def test_a_short_queue_is_no_place_to_wait_for_a_larger_batch():
+    """What may wait is less than a batch: calls beyond it are rejected beside an idle device."""
+    more = {"max_batch": 32, "max_queue": 4, "slo": "1s", "scale": "{ min = 1 }", "load": "5ms"}
+    parts = (
+        device(2, more="owned = false"),
+        function("f", {"gpu": {1: [2, 13], 2: [1.4, 9]}}, **more),
+        load("f", rate=500, start="0.2s"),
+    )
+    assert row(simulated(*parts), "f").attainment > 0.97
+
+
+def test_what_may_wait_is_not_given_up_beside_a_device_that_does_not_pay():
+    """The dear device is idle and in time; the cheap one is busy until it would be too late."""
+    parts = (
+        device(1, kind="cheap", more='price = "1/h"'),
+        device(1, kind="dear", more='price = "9/h"'),
+        function("f", {"cheap": {1: [2]}, "dear": {1: [1.9]}}, slo="3.2ms", scale="{ min = 2 }", load="1ms"),
+        load("f", rate=500, start="0.3s"),
+    )
+    assert row(simulated(*parts, noise=0.0), "f").attainment > 0.75
+
+
+def test_late_batches_leave_room_for_calls_that_can_still_be_in_time():
+    """Late answers are wanted too, but thirty-two of them at once keep the device for longer than a call has."""
+    more = {"slo": "{ latency = '20ms', on_miss = 'serve' }", "max_batch": 32, "scale": "{ min = 1, max = 1 }", "load": "400ms"}
+    parts = device(), function("f", {"gpu": {1: [4, 100]}}, **more), load("f", rate=230)
+    assert row(simulated(*parts, seconds=2), "f").attainment > 0.35
+
+
+def test_a_batch_for_the_least_latency_is_no_larger_than_is_in_time():
+    """All that waits in one batch would be late as a whole: tried again and again, a microsecond later each time."""
+    ticks = 0
+
+    def watch(_now_us: int, event: object, _actions: list[Any]) -> None:
+        nonlocal ticks
+        ticks += isinstance(event, Tick)
+
+    more = {"max_batch": 32, "objective": "latency", "slo": "250ms", "scale": "{ min = 1, max = 1 }", "load": "50ms"}
+    burst = load("f", shape="steps", stages=[["20ms", 1500], ["200ms", 0]], start="0.2s")
+    summary = simulated(device(), function("f", {"gpu": {1: [40, 1240]}}, **more), burst)
+    assert row(summary, "f").in_time >= 4 and ticks < 1_000
+
+
+def test_a_call_is_not_rejected_for_jobs_that_can_wait_for_longer_than_it():
+    """Its queue is full of jobs with a minute to spare, which give way to it."""
+    function_f = function("f", {"gpu": {1: [10]}}, slo="30ms", scale="{ min = 1, max = 1 }", load="5ms")
+    patient = load("f", rate=120, slo="60s", duration="1s", start="0.1s")
+    urgent = load("f", rate=20, slo="40ms", start="0.6s")
+    by_deadline = {"urgent": [0, 0], "patient": [0, 0]}
+
+    def watch(_now_us: int, event: object, actions: list[Any]) -> None:
+        if isinstance(event, CallArrived):
+            call = event.call
+            kind = "urgent" if call.deadline_us - call.arrived_us < 1_000_000 else "patient"
+            by_deadline[kind][0] += 1
+            by_deadline[kind][1] += any(isinstance(action, Reject) for action in actions)
+
+    simulated(device(), function_f, patient, urgent, watch=watch)
+    offered, rejected = by_deadline["urgent"]
+    assert offered >= 10 and rejected <= offered // 4
+    assert by_deadline["patient"][1] == 0
+
+
+def test_a_call_that_would_make_one_with_more_time_late_is_rejected():
+    """What waits has a second, and needs all of it: an urgent call ahead of it would break that promise."""
+    function_f = function("f", {"gpu": {1: [10]}}, slo="30ms", scale="{ min = 1, max = 1 }", load="5ms")
+    patient = load("f", rate=2_000, slo="1s", duration="0.2s", start="0.1s")
+    urgent = load("f", rate=50, slo="40ms", start="0.4s")
+    found = row(simulated(device(), function_f, patient, urgent, noise=0.0), "f")
+    admitted = found.offered - sum(found.refused.values())
+    assert admitted > 80 and found.in_time >= 0.98 * admitted
+
+
+def waits_of(policy: str, tenant_goal: str) -> Summary:
+    tenants = '[[tenant]]\nname = "desk"\nweight = 1\n[[tenant]]\nname = "farm"\nweight = 1\n'
+    return simulated(
+        device(),
+        function("tight", {"gpu": {1: [20]}}, slo="22ms", scale="{ min = 1, max = 1 }", load="1ms"),
+        function(
+            "long", {"gpu": {1: [20]}}, scale="{ min = 1, max = 1 }", load="1ms", **({"slo": tenant_goal} if tenant_goal else {})
+        ),
+        load("tight", rate=20, tenant="desk"),
+        load("long", rate=60, tenant="farm"),
+        tenants,
+        policy=policy,
+    )
+
+
+@pytest.mark.parametrize("goal", ["", "30s"])
+def test_calls_that_can_wait_are_not_rejected_for_another_tenant(goal: str):
+    refused = row(waits_of("frontier", goal), "long").refused
+    assert "share" not in refused
+
+
+def test_a_call_with_a_goal_is_not_admitted_to_a_function_that_standing_ones_leave_no_room_for():
+    """It used to be admitted as if it were loaded at once, and dropped when its time was over."""
+    parts = (
+        device(gib=4),
+        function("stands", {"gpu": {1: [5]}}, memory="3GiB", slo="1s", scale="{ min = 1 }"),
+        function("homeless", {"gpu": {1: [5]}}, memory="2GiB", slo="1s", scale="{ min = 0 }"),
+        load("stands", rate=10),
+        load("homeless", rate=10),
+    )
+    found = row(simulated(*parts), "homeless")
+    assert found.refused == {"no-capacity": found.offered}
