@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from lamina.gateway.routes.codec_pool import MAX_PARTS, PIECE_TEXT_BYTES, is_hea
 from lamina.gateway.routes.http_codec import encode_result
 from lamina.gateway.routes.sessions import MAX_UNREAD_BYTES, CallSession
 from lamina.gateway.routes.streaming import ServerSentEvents, piece_value
-from lamina.server.exchange import HttpRequest
+from lamina.server.exchange import Exchange, HttpRequest
+from lamina.server.http1 import HttpServer
 from lamina.server.memory_budget import MemoryBudget
+from tests.attacks.test_memory import Client, serve
 from tests.serving import run
 
 
@@ -72,3 +75,37 @@ def test_what_a_session_returns_counts_like_what_it_yields():
         assert yielded.ended == {"status": 200} and budget.layers()["sessions"] == len(b'"small"')
 
     run(work)
+
+
+def test_small_pieces_that_a_client_does_not_read_are_few():
+    """32 MiB of pieces of 50 bytes are 600,000 buffers, which the loop looks through in every turn: five such clients kept
+    others waiting for two seconds."""
+    sent = 0
+
+    async def script(port: int, server: HttpServer) -> None:
+        async with Client(port) as client:
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await client.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            while not server.connections:
+                await asyncio.sleep(0)
+            while server.connections:
+                await asyncio.sleep(0.01)
+
+    def drip(request: HttpRequest, exchange: Exchange) -> None:
+        loop, gone = asyncio.get_running_loop(), list[bool]()
+
+        def more() -> None:
+            nonlocal sent
+            for _ in range(500):
+                exchange.send_chunk(bytes(50))
+            if exchange.unsent_bytes:  # what comes before is in the buffers of the system
+                sent += 500
+            if not gone:
+                loop.call_soon(more)
+
+        exchange.when_disconnected(lambda: gone.append(True))
+        exchange.start_stream(200, b"text/plain")
+        more()
+
+    serve(script, drip)
+    assert 10_000 < sent < 60_000

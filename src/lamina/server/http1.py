@@ -74,6 +74,7 @@ HeadCheck = Callable[[dict[bytes, bytes], OnHeadChecked], None]
 LINGER_S = 2.0
 PROBES_S = (0.001, 0.05, 1.0)  #: after the first probe of a client that has sent its last byte: a reset is met by the next write
 SMALL_BODY_BYTES = 4 * 2**10  #: of requests that are served even when the memory budget is used up
+PIECE_BYTES = 2**10  #: what a piece of a stream counts for, besides its own, while its client does not read
 LARGE_BODY_BYTES = 2**20  #: from here on a body is read in turns with others
 SLICE_BYTES = 64  #: of what may be many requests, parsed before the time is looked at: less than two of the shortest
 CHUNKED_BYTES = 512  #: of a body in chunks, behind which there may be more of them
@@ -117,6 +118,7 @@ class HttpConnection(asyncio.Protocol):
         self._pipelined_bytes = 0  #: of their requests
         self._is_reading = True
         self._is_write_blocked = False  #: more is to be sent than it takes
+        self._unsent_pieces = 0  #: of streams, since then
         self._is_closed = False
         self._discarded_bytes = 0
         self._is_failing = False  #: the response under way is the last
@@ -288,6 +290,7 @@ class HttpConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_write_blocked = False
+        self._unsent_pieces = 0
         if self._unsent_charge is not None:
             self._unsent_charge.release()
         self.enter_phase("idle" if not self._exchanges else "wait")
@@ -509,11 +512,12 @@ class HttpConnection(asyncio.Protocol):
                 self._resume_reading()
 
     def limit_unsent(self, waiting: int) -> None:
-        """Abort a client that does not read its stream: unread chunks are not buffered without bound."""
+        """Abort a client that does not read its stream: unread chunks are not buffered without bound, however small they are."""
         transport = self.transport
         if transport is None:
             return
-        unsent = waiting + transport.get_write_buffer_size()
+        self._unsent_pieces += self._is_write_blocked
+        unsent = waiting + transport.get_write_buffer_size() + self._unsent_pieces * PIECE_BYTES
         if self._unsent_charge is not None and unsent > self._unsent_charge.size and self._is_write_blocked:
             self._unsent_charge.set(unsent)
         if unsent > self.limits.body_bytes or (unsent > CHARGE_STEP_BYTES and self.server.budget.is_full):
