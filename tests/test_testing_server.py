@@ -267,6 +267,7 @@ def test_plain_generators_stream_side_by_side() -> None:
 
 def test_more_conversations_than_threads_wait_for_their_clients() -> None:
     websockets = pytest.importorskip("websockets.sync.client", reason="pip install 'lamina[clients]'")
+    pytest.importorskip("wsproto", reason="pip install 'lamina[web]'")
     with Server(waiting()) as server, ExitStack() as stack:
         url = f"ws://127.0.0.1:{server.port}/v1/functions/echo/ws?name="
         sockets = [stack.enter_context(websockets.connect(f"{url}{number}")) for number in range(40)]

@@ -32,7 +32,6 @@ MAX_RANK = 32
 MAX_EMPTY = 2**20
 """Rows an array without elements may have: they cost nothing here and a list each as JSON."""
 
-BOM = b"\xef\xbb\xbf"
 _NO_NUMBERS = re.compile(rb"[\[:,]\s*-?(NaN|Infinity)\b")
 _STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -344,10 +343,9 @@ def to_json(value: Any) -> bytes:
 
 
 def from_json(text: bytes) -> Any:
-    """Decode any JSON value; depth is bounded, and numbers JSON does not have are refused. A byte order mark before it, which
-    editors and shells of Windows write, means nothing."""
+    """Decode any JSON value; depth is bounded, and numbers JSON does not have are refused."""
     try:
-        value = msgspec.json.decode(text.removeprefix(BOM) if text[:3] == BOM else text)
+        value = msgspec.json.decode(text)
     except RecursionError:
         raise BadValue(_TOO_DEEP, hint="flatten the value") from None
     except (msgspec.MsgspecError, ValueError) as error:

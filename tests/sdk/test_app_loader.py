@@ -113,6 +113,21 @@ def test_a_missing_library_says_what_to_install(tmp_path: Path):
         load_app(written(tmp_path, "import no_such_library\n"))
 
 
+def test_a_file_of_a_package_says_how_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "shop" / "web").mkdir(parents=True)
+    for folder in ("shop", "shop/web"):
+        (tmp_path / folder / "__init__.py").touch()
+    file = tmp_path / "shop" / "web" / "main.py"
+    file.write_text("from ..util import x\n")
+    with pytest.raises(LoadFailed) as refused:
+        load_app(str(file))
+    assert refused.value.hint == "it is part of a package: name the module shop.web.main instead, from the folder above shop"
+    (tmp_path / "alone.py").write_text("from .util import x\n")
+    with pytest.raises(LoadFailed) as refused:
+        load_app(str(tmp_path / "alone.py"))
+    assert "without a dot" in refused.value.hint
+
+
 @pytest.mark.parametrize(
     ("line", "told", "hint"),
     [

@@ -118,8 +118,20 @@ def _import_error(where: str, error: BaseException) -> LaminaError:
     if isinstance(error, TypeError) and (unknown := _unknown_option(error)) is not None:
         return unknown
     hint = f"install {error.name!r}" if isinstance(error, ModuleNotFoundError) else ""
+    if isinstance(error, ImportError) and "relative import" in str(error):
+        hint = _package_hint(Path(where))
     said = f"{where} cannot be imported: {message_of(error)}"
     return LoadFailed(said.replace(f"{os.getcwd()}{os.sep}", ""), hint=hint)  # as the user has named it
+
+
+def _package_hint(path: Path) -> str:
+    """How to load a file that imports its neighbours as a part of their package does."""
+    parts, folder = [path.stem], path.resolve().parent
+    while (folder / "__init__.py").is_file():
+        parts, folder = [folder.name, *parts], folder.parent
+    if len(parts) == 1:
+        return "write the import without a dot: the neighbours of the file can be imported by their names"
+    return f"it is part of a package: name the module {'.'.join(parts)} instead, from the folder above {parts[0]}"
 
 
 def _unknown_option(error: TypeError) -> BadValue | None:

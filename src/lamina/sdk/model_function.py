@@ -9,6 +9,7 @@ on the slice a batch is given. Torch files are exported graphs, or safetensors b
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 import zipfile
@@ -34,6 +35,12 @@ from lamina.types import FunctionSpec
 
 if TYPE_CHECKING:
     from lamina.sdk.app import App
+
+
+log = logging.getLogger(__name__)
+
+MAX_NOISE = 0.05
+"""Of the largest number of a result: what quantized models are off by when the scale of a batch is another."""
 
 
 def no_code() -> None:
@@ -72,10 +79,14 @@ class ModelFunction(Function[..., Any]):
 class RowBatcher:
     """Row batching: requests of a batch as arrays with a first axis that counts them, and back.
 
-    Items of unequal shape cannot be in one array: they run after one another.
+    Items of unequal shape cannot be in one array: they run after one another. What a file calls its first axis is no proof that
+    rows are strangers to each other (a softmax over it, scores of every text against every image): the first batch is compared
+    with what its first row gives alone. If that is another result, requests are run one at a time from then on.
     """
 
-    def __init__(self, signature: Signature, batched: bool) -> None:
+    def __init__(self, signature: Signature, batched: bool, name: str = "model") -> None:
+        self._name = name
+        self._are_independent: bool | None = None  #: whether a row is the same in company; None: no batch of unlike rows was seen
         self._inputs = {port.name: port for port in signature.inputs}
         self._batched = batched
         self._single = len(signature.outputs) == 1
@@ -102,13 +113,33 @@ class RowBatcher:
     def _run_group(self, rows: list[dict[str, Any]], forward: Callable[[dict[str, Any]], dict[str, Any]]) -> list[Any]:
         import numpy
 
+        if len(rows) > 1 and self._are_independent is False:
+            return [result for row in rows for result in self._run_group([row], forward)]
         outputs = forward({name: numpy.stack([row[name] for row in rows]) for name in rows[0]})
         for name, array in outputs.items():
             if not array.shape or len(array) != len(rows):
                 if len(rows) > 1:  # its first axis is no batch after all: one at a time it may be right
                     return [result for row in rows for result in self._run_group([row], forward)]
                 raise ValueError(f"output {name!r} has shape {list(array.shape)} for a batch of {len(rows)}")
+        if len(rows) > 1 and self._are_independent is None and not self._compare_alone(rows, outputs, forward):
+            return self._run_group(rows, forward)
         return [self._result({name: array[at] for name, array in outputs.items()}) for at in range(len(rows))]
+
+    def _compare_alone(
+        self, rows: list[dict[str, Any]], outputs: dict[str, Any], forward: Callable[[dict[str, Any]], dict[str, Any]]
+    ) -> bool:
+        """Whether the first row gives alone what it has given in company."""
+        first = {name: array[None] for name, array in rows[0].items()}
+        alone = forward(first)
+        if all(_is_close(alone[name][0], array[0]) for name, array in outputs.items()):
+            if any(not _is_close(row[name], rows[0][name]) for row in rows[1:] for name in row):
+                self._are_independent = True  # of equal rows a mean is what each of them is
+            return True
+        again = forward(first)
+        self._are_independent = not all(_is_close(again[name][0], array[0]) for name, array in alone.items())  # it plays dice
+        if not self._are_independent:
+            log.warning("%s: requests of one batch change each other's results: they are run one at a time", self._name)
+        return self._are_independent
 
     def _result(self, outputs: dict[str, Any]) -> Any:
         values = {name: _plain(array) for name, array in outputs.items()}
@@ -126,20 +157,32 @@ def _array(port: Port, value: Any) -> Any:
     return numpy.vectorize(lambda one: one.decode("utf-8", "replace"), otypes=[object])(held) if held.size else held
 
 
-def _plain(array: Any) -> Any:
-    """An output as a value: text becomes lists of bytes; everything else stays an array."""
+def _is_close(left: Any, right: Any) -> bool:
+    """Whether two results are one, but for the noise of another order of summation, or of scales made of a whole batch."""
     import numpy
 
-    if array.dtype != object:
+    left, right = numpy.asarray(left), numpy.asarray(right)
+    if left.shape != right.shape or left.dtype.kind not in "fiu":
+        return left.shape == right.shape and bool((left == right).all())
+    if not left.size:
+        return True
+    least = 1.0 if left.dtype.kind in "iu" else 1e-6
+    largest = float(numpy.nanmax(numpy.abs(left.astype("f8")), initial=0.0))
+    return bool(numpy.allclose(left, right, rtol=MAX_NOISE, atol=max(least, MAX_NOISE * largest), equal_nan=True))
+
+
+def _plain(array: Any) -> Any:
+    """An output as a value: text becomes text, or lists of it; everything else stays an array."""
+    if isinstance(array, str | bytes):  # one element of an array of text
         return array
-    return numpy.vectorize(lambda one: one if isinstance(one, bytes) else str(one).encode(), otypes=[object])(array).tolist()
+    return array if array.dtype != object else array.tolist()
 
 
 class OnnxFunction:
     def __init__(self, path: Path, signature: Signature, batched: bool) -> None:
         self._model = OnnxModel(path, ["CPUExecutionProvider"])
         self._outputs = [port.name for port in signature.outputs]
-        self._rows = RowBatcher(signature, batched)
+        self._rows = RowBatcher(signature, batched, path.name)
 
     def load(self) -> None:
         self._model.session()

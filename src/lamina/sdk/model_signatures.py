@@ -37,6 +37,17 @@ _ONNX_DTYPES = {
     12: "UINT32",
     13: "UINT64",
 }
+_ONNX_OTHERS = {
+    "14": "complex64",
+    "15": "complex128",
+    "16": "bfloat16",
+    "17": "float8",
+    "18": "float8",
+    "21": "uint4",
+    "22": "int4",
+}
+_ONNX_CONTAINERS = {4: "sequence", 5: "map", 9: "optional value", 8: "sparse tensor"}
+"""Kinds of values that are no tensors, by the number of their field in a type."""
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
 _GRAPH = 7
 _INITIALIZER, _INPUT, _OUTPUT = 5, 11, 12
@@ -57,11 +68,11 @@ class _Value(Struct, frozen=True):
 
     name: str
     dtype: str
-    shape: tuple[int | str, ...]  #: a name stands for a length that is not known; "" if it has none
+    shape: tuple[int | str, ...] | None  #: a name stands for a length that is not known; "" if it has none. None: not said
 
 
 def _ports(found: list[_Value], batched: bool) -> tuple[Port, ...]:
-    shapes = [[size if isinstance(size, int) else -1 for size in one.shape] for one in found]
+    shapes = [[size if isinstance(size, int) else -1 for size in one.shape or ()] for one in found]
     return tuple(Port(one.name, Tensor(one.dtype, shape[int(batched) :])) for one, shape in zip(found, shapes, strict=True))
 
 
@@ -70,7 +81,17 @@ def read_onnx(path: Path) -> ModelFileSignature:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole, memoryview(whole) as view:
             return _model(view, path.name)
     except (OSError, ValueError, IndexError) as error:  # an empty file cannot be mapped either
-        raise BadValue(f"{path}: no ONNX model: {error}", hint="give the path of an .onnx file") from None
+        hint = "it is a pointer of Git LFS: git lfs pull" if _is_lfs_pointer(path) else "give the path of an .onnx file"
+        raise BadValue(f"{path}: no ONNX model: {error}", hint=hint) from None
+
+
+def _is_lfs_pointer(path: Path) -> bool:
+    """Whether a file stands for a large one that was not fetched with its repository."""
+    try:
+        with path.open("rb") as file:
+            return file.read(40).startswith(b"version https://git-lfs")
+    except OSError:
+        return False
 
 
 def _model(view: memoryview, name: str) -> ModelFileSignature:
@@ -91,14 +112,30 @@ def _model(view: memoryview, name: str) -> ModelFileSignature:
     inputs = [one for one in inputs if one.name not in constants]
     unbatched = _why_unbatched(inputs, outputs)
     batched = not unbatched
-    for one in (*inputs, *outputs):
-        if one.dtype not in _ONNX_DTYPES.values():
-            raise BadValue(f"{name}: {one.name!r} is of ONNX type {one.dtype}, which cannot be served")
+    for what, found in (("input", inputs), ("output", outputs)):
+        for one in found:
+            _check_served(name, what, one)
     signature = Signature(_ports(inputs, batched), _ports(outputs, batched), "onnxruntime_onnx")
     return ModelFileSignature(signature, batched, unbatched=unbatched)
 
 
+def _check_served(name: str, what: str, value: _Value) -> None:
+    if value.dtype in _ONNX_CONTAINERS.values():
+        hint = "convert it without: of scikit-learn, to_onnx(model, X, options={'zipmap': False})"
+        raise BadValue(f"{name}: {what} {value.name!r} is a {value.dtype}, and no tensor", hint=hint)
+    if value.dtype not in _ONNX_DTYPES.values():
+        kind = _ONNX_OTHERS.get(value.dtype, f"of ONNX type {value.dtype}")
+        raise BadValue(f"{name}: {what} {value.name!r} is {kind}, which cannot be served", hint="export it with another type")
+    if what == "input" and value.shape is None:
+        hint = "give it one in the file: the number of axes, each with a length or a name"
+        raise BadValue(f"{name}: input {value.name!r} has no shape", hint=hint)
+
+
 _BATCH_NAME = re.compile(r"batch|^(n|b|bs|none|\?)$", re.IGNORECASE)
+_SEQUENCE_NAME = re.compile(
+    r"^(?!.*batch).*((^|_)(seq|sequence|time|timesteps?|length|tokens?|frames?|steps?)(_|$)|seq_?len)", re.IGNORECASE
+)
+"""One sequence's own axis: requests joined there would be one long sequence."""
 _MADE_NAME = re.compile(r"^$|^unk_|^dim_?\d|dynamicdim|__d\d+$|_dim_?0$", re.IGNORECASE)
 """What exporters call an axis that has no name: `unk__214`, `DynamicDimension.0`, `ConvTranspose_459_o0__d0`."""
 
@@ -112,12 +149,14 @@ def _why_unbatched(inputs: list[_Value], outputs: list[_Value]) -> str:
         for one in found:
             if not one.shape or not isinstance(one.shape[0], str):
                 return f"{what} {one.name!r} has {f'the fixed length {one.shape[0]}' if one.shape else 'no'} first axis"
-    names = {str(one.shape[0]) for one in (*inputs, *outputs)} - {""}
+            if _SEQUENCE_NAME.search(one.shape[0]):
+                return f"the first axis of {what} {one.name!r} is {one.shape[0]!r}, and no batch"
+    names = {str(one.shape[0]) for one in (*inputs, *outputs) if one.shape} - {""}
     if len(names) <= 1:
         return ""
     for what, found in (("input", inputs), ("output", outputs)):
         for one in found:
-            first = str(one.shape[0])
+            first = str(one.shape[0]) if one.shape else ""
             if not _BATCH_NAME.search(first) and not _MADE_NAME.search(first):
                 return f"the first axis of {what} {one.name!r} is {first!r}, and others have another name"
     return ""
@@ -126,7 +165,7 @@ def _why_unbatched(inputs: list[_Value], outputs: list[_Value]) -> str:
 def _value(info: memoryview) -> _Value:
     """ValueInfoProto: name = 1, type = 2; the type is a tensor's (1) with elem_type = 1 and shape = 2, of dimensions (1)."""
     name, dtype = "", "none"
-    shape: list[int | str] = []
+    shape: list[int | str] | None = []
     for number, value in _fields(info):
         if number == 1 and isinstance(value, memoryview):
             name = bytes(value).decode()
@@ -134,12 +173,14 @@ def _value(info: memoryview) -> _Value:
             for kind, tensor in _fields(value):
                 if kind == 1 and isinstance(tensor, memoryview):
                     dtype, shape = _tensor(tensor)
-    return _Value(name, dtype, tuple(shape))
+                else:
+                    dtype = _ONNX_CONTAINERS.get(kind, dtype)
+    return _Value(name, dtype, tuple(shape) if shape is not None else None)
 
 
-def _tensor(tensor: memoryview) -> tuple[str, list[int | str]]:
+def _tensor(tensor: memoryview) -> tuple[str, list[int | str] | None]:
     dtype = "none"
-    shape: list[int | str] = []
+    shape: list[int | str] | None = None
     for number, value in _fields(tensor):
         if number == 1 and isinstance(value, int):
             dtype = _ONNX_DTYPES.get(value, str(value))

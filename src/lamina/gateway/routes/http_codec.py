@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import or_
@@ -62,7 +63,8 @@ def decode_inputs(request: HttpRequest, params: tuple[Param, ...]) -> dict[str, 
         kind, _, options = headers.get(b"content-type", b"").partition(b";")
         kind = kind.strip().lower()
         if kind == JSON or is_json_type(kind):  # most requests, without a call
-            named = bind(params, encoding.from_json(body) if body else NOTHING)
+            text = _without_mark(body) if body[:1] == BOM_UTF8[:1] else body
+            named = bind(params, encoding.from_json(text) if body else NOTHING)
         elif kind == VALUE:
             given = encoding.decode_input(body)
             named = bind_named(params, given) if isinstance(given, dict) else bind(params, given)
@@ -87,7 +89,13 @@ def is_json_type(kind: bytes) -> bool:
     return kind == JSON or not kind or kind.endswith(b"+json")
 
 
+def _without_mark(body: bytes) -> bytes:
+    """A body without the byte order mark that editors and shells of Windows write before it."""
+    return body[len(BOM_UTF8) :] if body[:3] == BOM_UTF8 else body
+
+
 def _decode_urlencoded(params: tuple[Param, ...], body: bytes) -> dict[str, Any]:
+    body = _without_mark(body)
     if _is_json(body):
         return bind(params, encoding.from_json(body) if body else NOTHING)
     fields: dict[str, list[FormField]] = {}
@@ -115,7 +123,7 @@ def _only_param(params: tuple[Param, ...], kind: bytes) -> str:
 
 def _is_json(body: bytes) -> bool:
     try:
-        return not body or bool(msgspec.json.decode(body.removeprefix(encoding.BOM), type=msgspec.Raw))
+        return not body or bool(msgspec.json.decode(body, type=msgspec.Raw))
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return False
     except RecursionError:
