@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from lamina.lab import data, experiment
-from lamina.lab.experiments import ablation, beside, fairness, fewest, patience, worlds
+from lamina.lab.experiments import ablation, beside, fairness, fewest, fleets, patience, worlds
 from lamina.sim import scenario
 from lamina.sim.run import run as simulate
 
-NEW = (beside, patience, worlds, fairness, fewest, ablation)
+NEW = (beside, patience, worlds, fleets, fairness, fewest, ablation)
 Rows = dict[str, list[dict[str, Any]]]
 
 
@@ -39,12 +39,12 @@ def test_a_full_run_has_ten_seeds_a_cell_of_one_parity(module: ModuleType):
     assert all(seed % 2 for seed in {cell["seed"] for cell in module.cells(1, False)})
 
 
-@pytest.mark.parametrize("module", [beside, patience, worlds, fairness, fewest])
+@pytest.mark.parametrize("module", [beside, patience, worlds, fleets, fairness, fewest])
 def test_a_full_run_has_all_policies(module: ModuleType):
     assert len({cell["policy"] for cell in module.cells(2, False)}) >= 23
 
 
-@pytest.mark.parametrize("module", [beside, patience, worlds, fairness, fewest])
+@pytest.mark.parametrize("module", [beside, patience, worlds, fleets, fairness, fewest])
 def test_every_row_has_the_three_bills(module: ModuleType, rows: Rows):
     for row in rows[module.__name__]:
         assert row["used"] <= row["held"] * 1.0001
@@ -54,6 +54,26 @@ def test_every_row_has_the_three_bills(module: ModuleType, rows: Rows):
 def test_worlds_are_two_hundred_and_differ():
     assert len({cell["world"] for cell in worlds.cells(2, False)}) == 200
     assert len({worlds.world(number) for number in range(2, 40, 2)}) == 19
+
+
+def test_fleets_are_a_hundred_that_can_be_read_and_have_all_that_they_say():
+    numbers = [cell["fleet"] for cell in fleets.cells(2, False) if cell["policy"] == "frontier"]
+    assert len(numbers) == 100
+    texts = [fleets.fleet(number) for number in numbers]
+    assert len(set(texts)) == 100 and all(scenario.parse(text) for text in texts)
+    said = (
+        "[[workflow]]",
+        "each =",
+        "choice =",
+        "[[tenant]]",
+        "home = true",
+        "quota =",
+        "way =",
+        'shape = "closed"',
+        "aligned",
+        'kind = "dev1"',
+    )
+    assert all(any(one in text for text in texts) for one in said)
 
 
 def test_the_same_cell_gives_the_same_row(rows: Rows):

@@ -196,6 +196,14 @@ def test_nothing_is_kept_for_what_is_shed_but_a_home_is(script: Script):
     assert kept == 0b11 << 6, "a home is a guarantee"
 
 
+def test_what_asks_for_more_than_its_share_does_not_insist_on_what_is_kept_for_others(script: Script):
+    """It loses calls whatever it takes; those for which units are kept need lose none."""
+    long, host = beside_two(script)
+    view = script.controller.view
+    assert BlockingRule().may_insist(view, long, host, 1_000)
+    assert not BlockingRule(lambda device, function: function == long.spec.name).may_insist(view, long, host, 1_000)
+
+
 def test_the_longer_a_batch_the_more_it_leaves_and_no_limit_is_left_out(script: Script):
     """Up to each limit it blocks the same functions: none of them, the hasty one, both."""
     long, host = beside_two(script)

@@ -137,10 +137,12 @@ class FrontierAutoscaler:
         allowed = (1 - spec.slo.target) * self.rates.offered_lately(function)
         if not function.instances or len(function.instances) >= spec.scale.max or lost < FEWEST_LOST or lost <= allowed:
             return
-        if view.now_us < function.load_not_before_us or any(
-            one.phase is InstancePhase.LOADING for one in function.instances.values()
-        ):
+        if view.now_us < function.load_not_before_us:
             return
+        if any(one.phase is InstancePhase.LOADING for one in function.instances.values()):  # not more than its calls need
+            needed = self._instances_needed(view, function, 1 / max(1.0, function.arrivals.offered_gap_us))
+            if len(function.instances) >= needed:
+                return
         device = self._pick_device(view, function, with_free_units=True)
         if device is not None and not self._is_awaited(view, device):
             yield LoadInstance(spec.name, device.spec.id, units_to_reserve(function, device))
