@@ -52,8 +52,6 @@ class LiveGpus:
     def __init__(self, devices: list[str], models: dict[str, kaas.KaasModel]) -> None:
         self._models, self._example = models, np.zeros((1, 4), np.int64)
         self._executors = {device: SliceExecutor(NullSlicer(null_device(units=1))) for device in devices}
-        for executor in self._executors.values():  # what could preempt: else a graph runs in one go
-            executor.load("other", lambda x: x, (self._example,), buckets=(1,))
         self._loads: list[tuple[int, int, str]] = []  #: when begun, when ready, instance
         self._batches: dict[tuple[str, int], tuple[int, StartBatch]] = {}  #: and when it was begun
         self.results: dict[str, int] = {}

@@ -41,6 +41,7 @@ from lamina.errors import BadValue, LaminaError
 from lamina.gpu import discovery
 from lamina.gpu.mps import MpsSlicer
 from lamina.gpu.slicers import SliceMode, back_end, open_slicer, uses_soft_slices
+from lamina.ipc.child_process import WarmProcess
 from lamina.kernels.buffer_store import BufferStore
 from lamina.plugins import DEFAULT_POLICY
 from lamina.policies import new_controller
@@ -114,6 +115,7 @@ def open_local(
     app: App | None = None,
     log_level: str = "INFO",
     buffers: Path | None = None,
+    warm: WarmProcess | None = None,
 ) -> ServingRuntime:
     """Runtime on this machine: CPU cores in worker processes, and the GPUs that `gpu` names ("auto": those there are), in slices
     that have SMs of their own or share all of them (see `Slices`). `gpu_cores` of the cores are set apart for the slices of each
@@ -127,6 +129,7 @@ def open_local(
     No batch of a known length counts as hung before `hang_floor_us`. With `cluster`, agents of other machines may join. `app` is
     the app at that path, where it is loaded already; from `log_level` on it is shown what functions log.
     Buffers that kernel graphs name by key are kept in a folder below `buffers`; without it, until the server ends.
+    `warm` becomes the executor of the first GPU; the caller closes one that has not become one when the runtime has started.
     """
     app = app or load_app(app_path)
     known = read_profiles(app_path, profiles)
@@ -152,7 +155,8 @@ def open_local(
 
     held = CallBuffers(BufferStore(buffers / f"{app.name}.buffers" if buffers is not None else None), tenant_of)
     volumes = VolumeFolders(buffers.resolve() / "volumes" if buffers is not None else None, app.name)
-    engine = _open_engines(app, app_path, cores, gpus, state, shared, isolation, table if probe else None, limits, held, volumes)
+    probes = table if probe else None
+    engine = _open_engines(app, app_path, cores, gpus, state, shared, isolation, probes, limits, held, volumes, warm)
     if cluster is not None:
         engine = ClusterEngine(
             engine, cluster.listen, app_path, state, cluster.pack, local=cluster.local_devices, pools=cluster.pools
@@ -266,6 +270,7 @@ def _open_engines(
     limits: WorkerLimits,
     buffers: CallBuffers,
     volumes: VolumeFolders,
+    warm: WarmProcess | None,
 ) -> CompositeEngine:
     """Engines of this machine's devices. With `probe`, functions without a profile there are timed when they are loaded."""
     isolated, mps = _isolate(app, gpus)
@@ -302,6 +307,7 @@ def _open_engines(
             shared=shared,
             host_cores=own,
             state=state,
+            warm=warm if place == gpus[0][1] and not shared.declared and not environment else None,  # it has none of its own
         )
         for (name, place, device), own in zip(gpus, cores_for_gpus(len(gpus), gpus[0][2].cores if gpus else 0), strict=True)
     ]

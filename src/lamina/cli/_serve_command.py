@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from lamina.gateway.bootstrap import Gateway
     from lamina.gateway.deploy.admin_server import AdminServer
     from lamina.gateway.observability.otel_exporter import OtelExporter
+    from lamina.ipc.child_process import WarmProcess
     from lamina.store.base import Store
 
 log = logging.getLogger("lamina")
@@ -64,6 +65,7 @@ def serve(config: ServerConfig) -> int:
     """Serve until a signal; the exit code of the command."""
     from lamina.engines.isolation import parse_users
     from lamina.gateway.observability import logs
+    from lamina.gpu.early_start import start_early
     from lamina.ipc.child_process import adopt_orphans, kill_orphans
     from lamina.server.async_stderr import async_stderr
     from lamina.server.http1 import event_loop_factory
@@ -74,18 +76,24 @@ def serve(config: ServerConfig) -> int:
         if config.listen.url:
             os.environ.setdefault("LAMINA_URL", config.listen.url)
         app_path = _in_its_environment(config) or _app_path(config.source)
+        warm = start_early(config.engine.gpu, app_path) if not config.engine.emulated_devices else None
         users, level = parse_users(config.access.tenant_users), config.observe.log_level.upper()
         place = config.store.place
         is_file = place != "none" and "://" not in (place or "")
         buffers = Path(place or default_location(app_path, "")).parent if is_file else None  # beside the store
-        runtime = _open_runtime(config.engine, config.agents, app_path, config.listen.memory_bytes, users, level, buffers)
-        store = None if place == "none" else open_store(place or default_location(app_path, runtime.app.name))
-        others = adopt_orphans()
+        others: frozenset[int] | None = None
         try:
+            runtime = _open_runtime(
+                config.engine, config.agents, app_path, config.listen.memory_bytes, users, level, buffers, warm
+            )
+            store = None if place == "none" else open_store(place or default_location(app_path, runtime.app.name))
+            others = adopt_orphans()
             with _otel_exporter(config.observe, runtime) as otel, asyncio.Runner(loop_factory=event_loop_factory()) as runner:
-                code = runner.run(_Server(config, app_path, runtime, store, otel).serve())
+                code = runner.run(_Server(config, app_path, runtime, store, otel, warm).serve())
         finally:
-            if (left := kill_orphans(others)) > 0:
+            if warm is not None:
+                warm.close()
+            if others is not None and (left := kill_orphans(others)) > 0:
                 click.echo(f"ended {left} processes that functions had left behind", err=True)
     if code == RESTART:  # with nothing in memory of the time in which it led
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -146,6 +154,7 @@ def _open_runtime(
     tenant_users: tuple[int, int],
     log_level: str,
     buffers: Path | None,
+    warm: WarmProcess | None,
 ) -> ServingRuntime:
     """Runtime with app, policy and engine."""
     from lamina import bootstrap, policies
@@ -169,6 +178,7 @@ def _open_runtime(
             cluster=None if listen is None else _cluster(listen, agents),
             log_level=log_level,
             buffers=buffers,
+            warm=warm,
         )
     if listen is not None:
         raise BadValue("--agents: emulated devices have no agents", hint="leave out --emulate")
@@ -207,13 +217,20 @@ class _Server:
     """A gateway and, with `--admin-port` or `--console`, the admin server beside it; started, announced and stopped in order."""
 
     def __init__(
-        self, config: ServerConfig, app_path: str, runtime: ServingRuntime, store: Store | None, otel: OtelExporter | None
+        self,
+        config: ServerConfig,
+        app_path: str,
+        runtime: ServingRuntime,
+        store: Store | None,
+        otel: OtelExporter | None,
+        warm: WarmProcess | None = None,
     ) -> None:
         self._config = config
         self._app_path = app_path
         self._runtime = runtime
         self._store = store
         self._otel = otel
+        self._warm = warm
         self._is_refused = False  #: an SLO cannot be met: the server is not to run
 
     async def serve(self) -> int:
@@ -237,6 +254,8 @@ class _Server:
             except LaminaError:
                 await self._runtime.driver.stop()
                 raise
+            if self._warm is not None:  # what needed it has it by now
+                self._warm.close()
             return_free_memory()
             gc.collect()
             gc.freeze()  # what is here now stays: looking through it again and again would stop the loop for milliseconds

@@ -19,6 +19,7 @@ from lamina.drivers.engine import EngineShared, JobValues
 from lamina.drivers.timer import clock_us
 from lamina.engines.inflight import InFlightBatch
 from lamina.engines.process_engine import InstanceHandle, LogPipe, ProcessEngine, WorkerLimits
+from lamina.gpu.early_start import EXECUTOR
 from lamina.gpu.protocol import (
     BatchHung,
     ExecutorReady,
@@ -41,7 +42,7 @@ from lamina.gpu.protocol import (
 )
 from lamina.gpu.slicers import back_end
 from lamina.gpu.supervisor import ExecutorProcess, ExecutorSupervisor
-from lamina.ipc.child_process import ProcessSpec, exit_reason
+from lamina.ipc.child_process import ProcessSpec, WarmProcess, exit_reason
 from lamina.ipc.framing import FrameError
 from lamina.state.kv_state import StateAccess
 from lamina.types import DeviceSpec
@@ -51,8 +52,6 @@ from lamina.worker.cpu_affinity import allowed_cores
 from lamina.worker.protocol import BatchDone, BatchHeartbeat, JobFrame, StateRead
 
 log = logging.getLogger("lamina")
-
-EXECUTOR = "lamina.gpu.executor_main"
 
 STANDBY_MIB = 4096
 """A standby that has the device open takes up to so much of it, and does where that is a tenth at most."""
@@ -101,8 +100,11 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
         shared: EngineShared | None = None,
         host_cores: Sequence[int] = (),
         state: StateAccess | None = None,
+        warm: WarmProcess | None = None,
     ) -> None:
+        """`warm` becomes its first executor."""
         super().__init__(app, references, WorkerLimits(), shared or EngineShared(), unprofiled, state)
+        self._warm = warm
         self.device = device
         self.usage: ExecutorUsage | None = None  #: what the executor said last
         self.loads: dict[str, dict[str, float]] = {}  #: by function: where the time of its last load went, in milliseconds
@@ -159,6 +161,7 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
             *(self._setup, self._spec, self.references, self._on_frame, self._on_executor_lost),
             opens_ahead=opens_ahead,
             is_loading=lambda: any(not instance.is_ready for instance in self._instances.values()),
+            warm=self._warm,
         )
         self._supervisor.take_over()  # opening a device takes seconds: it need not wait for the first load
 

@@ -40,9 +40,14 @@ def find_gpus() -> list[tuple[str, int, DeviceSpec]]:
     ]
 
 
+def has_nvidia_device() -> bool:
+    """Whether there may be a GPU here at all, without asking any driver."""
+    return any(Path(name).exists() for name in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"))
+
+
 def find_gpus_in_subprocess() -> list[tuple[str, int, DeviceSpec]]:
     """The same, found in a subprocess: a gateway that opened CUDA itself would hold memory of every GPU."""
-    if not any(Path(name).exists() for name in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")):
+    if not has_nvidia_device():
         return []
     done = subprocess.run([sys.executable, "-P", "-m", __name__], capture_output=True, timeout=FIND_S, check=False)
     if done.returncode:

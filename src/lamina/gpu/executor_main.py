@@ -1,4 +1,5 @@
-"""Main of the process that owns one GPU, or is its hot standby: `python -m lamina.gpu.executor_main SETUP`.
+"""Main of the process that owns one GPU, or is its hot standby: `python -m lamina.gpu.executor_main SETUP`, or, started early
+(`early_start.py`), `--warm FD MODULE...`: then the setup comes over its socket.
 
 It ends with its gateway. An error of the device ends it at once, because nothing it says after that can be believed.
 """
@@ -23,6 +24,7 @@ from lamina.gpu.gc_schedule import disable_full_collections
 from lamina.gpu.hot_standby import import_all
 from lamina.gpu.protocol import ExecutorSetup, ImportModules, Promote, to_executor_reader
 from lamina.gpu.slicers import back_end, open_slicer
+from lamina.ipc.child_process import WARM, await_setup
 from lamina.ipc.framing import FrameChannel
 from lamina.worker.main import die_with_parent
 from lamina.worker.output_tags import show_logging, tag_output
@@ -57,10 +59,28 @@ def wait_for_promotion(channel: FrameChannel) -> None:
             raise BrokenPipeError
 
 
-def main(argument: str) -> int:
-    setup = msgspec.json.decode(argument, type=ExecutorSetup)
+def _await_setup(fd: int, importing: threading.Thread) -> ExecutorSetup:
+    """Import what takes long, until the gateway says what this process is."""
+    importing.start()
+    sock = socket.socket(fileno=fd)
+    try:
+        return msgspec.json.decode(await_setup(sock), type=ExecutorSetup)
+    finally:
+        sock.detach()
+
+
+def main(arguments: list[str]) -> int:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which then tells us
+    importing = threading.Thread(target=_import_torch)
+    if arguments[0] == WARM:
+        importing = threading.Thread(target=import_all, args=(arguments[2:],))
+        try:
+            setup = _await_setup(int(arguments[1]), importing)
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(0)  # it is not needed
+    else:
+        setup = msgspec.json.decode(arguments[0], type=ExecutorSetup)
     os.set_inheritable(setup.fd, False)
     channel = FrameChannel(socket.socket(fileno=setup.fd), to_executor_reader())
     sys.argv = [setup.app]
@@ -75,8 +95,7 @@ def main(argument: str) -> int:
         app = _open_app(setup) if setup.is_standby else None
         if setup.is_standby and not setup.opens_ahead:
             wait_for_promotion(channel)
-        importing = threading.Thread(target=_import_torch)
-        if back_end(setup.slicer).has_device:
+        if back_end(setup.slicer).has_device and importing.ident is None:
             importing.start()  # which takes seconds, and opening the device one
         slicer = open_slicer(setup.slicer, setup.ordinal, soft=setup.soft)
         if importing.ident is not None:
@@ -99,4 +118,4 @@ def main(argument: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1:]))

@@ -30,7 +30,7 @@ from lamina.gpu.protocol import (
     StandbyPrepared,
     ValueFetched,
 )
-from lamina.ipc.child_process import ChildProcess, ChildProcesses, ProcessSpec
+from lamina.ipc.child_process import ChildProcess, ChildProcesses, ProcessSpec, WarmProcess
 from lamina.ipc.framing import pack
 from lamina.values.references import DeviceRef, ErrorInfo
 from lamina.values.slot_refs import DeviceSlots, SlotReferences, WorkerSlots
@@ -115,7 +115,7 @@ class ExecutorSupervisor:
     """Owner of the executor and its standby.
 
     `setup` describes a process that serves; `frame` and `lost` are called for the one that does. `opens_ahead`: a standby may
-    have the device open. `is_loading`: are functions on their way, which a standby would hold up?"""
+    have the device open. `is_loading`: are functions on their way, which a standby would hold up? `warm` is to be the first."""
 
     def __init__(
         self,
@@ -127,6 +127,7 @@ class ExecutorSupervisor:
         *,
         opens_ahead: bool,
         is_loading: Callable[[], bool] = lambda: False,
+        warm: WarmProcess | None = None,
     ) -> None:
         self.current: ExecutorProcess | None = None
         self.restarts = -1  #: the first start is none
@@ -137,6 +138,7 @@ class ExecutorSupervisor:
         self._began_s = 0.0
         self._setup, self._spec, self._references = setup, spec, references
         self._frame, self._lost = frame, lost
+        self._warm = warm
         self._loop = asyncio.get_running_loop()
         self._standby: ExecutorProcess | None = None
         self._imported: list[str] = []
@@ -184,6 +186,7 @@ class ExecutorSupervisor:
         slots = self._references.add_worker()
         executor = ExecutorProcess(slots, self._references.add_device(lambda slot: executor.forgotten.append(slot)))
         setup = replace(self._setup(executor), is_standby=is_standby, opens_ahead=is_standby and self._opens_ahead)
+        warm = self._warm if self._warm is not None and self._warm.take() else None
         try:
             executor.process = self._processes.start(
                 self._loop,
@@ -191,6 +194,7 @@ class ExecutorSupervisor:
                 lambda frame: self._on_frame_from(executor, frame),
                 lambda: self._on_process_ended(executor),
                 self._spec,
+                warm,
             )
         except OSError as error:
             log.error("no executor for %s could be started: %s", setup.device, error.strerror)

@@ -48,6 +48,65 @@ class ProcessSpec:
     python: str = ""  #: interpreter of an app's environment, which it becomes behind its walls; "": ours
 
 
+WARM = "--warm"
+"""First argument of a process that is told later what it is: then the descriptor of its socket, and what it imports meanwhile."""
+
+
+class WarmProcess:
+    """A process that was started before it was known what for. It becomes a `ChildProcess`, or is closed."""
+
+    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, fd: int) -> None:
+        self.process, self.sock = process, sock
+        self._fd = fd  #: the child's end, as the child counts
+        self._is_open = True  #: neither taken nor closed
+
+    def take(self) -> bool:
+        """Whether it is there for the one who asks: once, unless it has been closed."""
+        was_open, self._is_open = self._is_open, False
+        return was_open
+
+    @classmethod
+    def start(cls, module: str, names: list[str]) -> WarmProcess:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                command = [sys.executable, "-P", "-m", module, WARM, str(theirs.fileno()), *names]
+                return cls(_run(command, theirs, clean_environment(os.environ), None), ours, theirs.fileno())
+            except OSError:
+                ours.close()
+                raise
+
+    def tell(self, setup: Struct, output: int | None) -> None:
+        """Tell it what it is, and where it prints to. One that has ended is told nothing: its end is seen like any other."""
+        said = msgspec.json.encode(msgspec.structs.replace(setup, fd=self._fd))
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(self.sock, [len(said).to_bytes(4, "little")], [output] if output is not None else [])
+            self.sock.sendall(said)
+
+    def close(self) -> None:
+        """End it if it has not been taken: it is not needed."""
+        if self.take():
+            self.sock.close()
+            self.process.kill()
+            self.process.wait()
+
+
+def await_setup(sock: socket.socket) -> bytes:
+    """In a warm process: what it is told to be. Raises BrokenPipeError if it is not needed."""
+    start, fds, *_ = socket.recv_fds(sock, 4, 1)
+    for fd in fds:
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        os.close(fd)
+    left = int.from_bytes(start, "little") if len(start) == 4 else 0
+    said = bytearray()
+    while len(said) < left and (part := sock.recv(left - len(said))):
+        said += part
+    if not said or len(said) < left:
+        raise BrokenPipeError
+    return bytes(said)
+
+
 class ChildProcess(asyncio.Protocol):
     def __init__(
         self,
@@ -56,8 +115,9 @@ class ChildProcess(asyncio.Protocol):
         on_frame: Callable[[Any], None],
         on_end: Callable[[], None],
         spec: ProcessSpec,
+        warm: WarmProcess | None = None,
     ) -> None:
-        """Start it. Raises OSError when the machine has no room for another process."""
+        """Start it, or tell a warm one what it is. Raises OSError when the machine has no room for another process."""
         self._loop = loop
         self._on_frame = on_frame
         self._on_end = on_end
@@ -73,17 +133,16 @@ class ChildProcess(asyncio.Protocol):
         self._timers: list[asyncio.TimerHandle] = []
         self.exited: asyncio.Future[int] = loop.create_future()  #: its exit status, as subprocess counts it
         self.finished: asyncio.Future[None] = loop.create_future()  #: reaped, and its socket closed
-        ours, theirs = socket.socketpair()
+        self._process, ours = _start(setup, spec) if warm is None else (warm.process, warm.sock)
         try:
-            self._process = _spawn(setup, theirs, spec)
+            if warm is not None:
+                warm.tell(setup, spec.output)
             self.pid = self._process.pid
             self.own_pid = 1 if _has_namespace(spec) else self.pid  #: as it sees itself
             self._pidfd = _process_descriptor(self._process)
         except OSError:
             ours.close()
             raise
-        finally:
-            theirs.close()
         loop.add_reader(self._pidfd, self._process_ended)
         ours.setblocking(False)
         self._connecting = loop.create_task(loop.create_unix_connection(lambda: self, sock=ours))
@@ -221,8 +280,9 @@ class ChildProcesses:
         on_frame: Callable[[Any], None],
         on_end: Callable[[], None],
         spec: ProcessSpec,
+        warm: WarmProcess | None = None,
     ) -> ChildProcess:
-        process = ChildProcess(loop, setup, on_frame, on_end, spec)
+        process = ChildProcess(loop, setup, on_frame, on_end, spec, warm)
         self._running.add(process)
         process.finished.add_done_callback(lambda _: self._running.discard(process))
         return process
@@ -246,6 +306,17 @@ def exit_reason(process: ChildProcess | None) -> str:
     return f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
+def _start(setup: Struct, spec: ProcessSpec) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """The process, and our end of its socket."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            return _spawn(setup, theirs, spec), ours
+        except OSError:
+            ours.close()
+            raise
+
+
 def _spawn(setup: Struct, theirs: socket.socket, spec: ProcessSpec) -> subprocess.Popen[bytes]:
     """Start the child on all its cores: it inherits those of this thread, which may be avoiding some."""
     setup = msgspec.structs.replace(setup, fd=theirs.fileno())
@@ -266,13 +337,20 @@ def _popen(setup: Struct, theirs: socket.socket, spec: ProcessSpec) -> subproces
     command = [sys.executable, "-P", "-m", spec.module, msgspec.json.encode(setup).decode()]
     if spec.python:
         command = confined_command(spec.confinement or Confinement(), spec.python, command[1:])
+    environment = {**clean_environment(os.environ, spec.confinement), **spec.environment}
+    return _run(command, theirs, environment, spec.output)
+
+
+def _run(
+    command: list[str], theirs: socket.socket, environment: Mapping[str, str], output: int | None
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command,
-        env={**clean_environment(os.environ, spec.confinement), **spec.environment},
+        env=environment,
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
-        stdout=spec.output,
-        stderr=spec.output,
+        stdout=output,
+        stderr=output,
         process_group=0,  # a Ctrl-C is not for it, and what it starts itself can be ended with it
     )
 
