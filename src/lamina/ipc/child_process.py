@@ -61,7 +61,7 @@ class WarmProcess:
         self._is_open = True  #: neither taken nor closed
 
     def take(self) -> bool:
-        """Whether it is there for the one who asks: once, unless it has been closed."""
+        """Take it; False: it was taken before, or has been closed."""
         was_open, self._is_open = self._is_open, False
         return was_open
 
