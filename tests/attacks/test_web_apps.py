@@ -70,6 +70,11 @@ async def web(scope, receive, send):
         await respond(send, b"")
     elif path == "/tasks":
         await respond(send, str(len(asyncio.all_tasks())).encode())
+    elif path.startswith("/empty"):
+        headers = [(b"content-type", b"text/html")] if path.endswith("page") else []
+        await send({"type": "http.response.start", "status": int(path[6:9]), "headers": headers})
+        await send({"type": "http.response.body", "body": b"HTTP/1.1 200 OK\\r\\n", "more_body": True})
+        await send({"type": "http.response.body", "body": b"content-length: 0\\r\\n\\r\\n"})
     elif path == "/breaks":
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"half", "more_body": True})
@@ -216,3 +221,17 @@ def test_a_response_that_breaks_off_is_cut_off_at_the_client_too(tmp_path: Path,
 
     said = played(tmp_path, script, ingress)
     assert b"half" in said and not said.endswith(b"0\r\n\r\n")
+
+
+def test_a_response_that_has_no_body_has_none(tmp_path: Path) -> None:
+    """A client takes what comes behind it for the next response: an application chose what that was."""
+
+    async def script(gateway: Gateway, here: Path) -> bytes:
+        async with Client(gateway.port) as client:
+            for path in ("/empty204", "/empty304", "/empty204page", "/empty205page", "/empty304page"):
+                await client.send(request("GET", path))
+            await client.send(request("GET", "/tasks", Connection="close"))
+            return await client.reader.read(65_536) + await client.reader.read()
+
+    said = played(tmp_path, script)
+    assert said.count(b"HTTP/1.1 ") == 6 and b"chunked" not in said and said.count(b"HTTP/1.1 200 OK") == 1

@@ -296,6 +296,33 @@ def test_a_reader_that_takes_nothing_holds_the_application_up_and_not_the_server
     assert run(work) < 1_000  # of 10,000 pieces
 
 
+@pytest.mark.parametrize("ingress", [0, 1])
+def test_a_reader_that_pauses_gets_all_of_a_stream(app: Path, ingress: int) -> None:
+    """Behind an ingress process it was cut off: all that the application sent was sent on."""
+    count = 1_000
+
+    async def work() -> int:
+        async with serving(app, ingress=ingress) as gateway, asyncio.timeout(60):
+            (app.parent / "sent").unlink(missing_ok=True)
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=65_536)
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(b"GET /large?count=%d HTTP/1.0\r\nHost: localhost\r\n\r\n" % count)
+            sent, before = app.parent / "sent", -1
+            while (now := int(sent.read_text() or 0) if sent.exists() else 0) == 0 or now != before:
+                before = now
+                await asyncio.sleep(0.3)
+            assert before < count // 2
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            await reader.readuntil(b"\r\n\r\n")
+            came = 0
+            while piece := await reader.read(65_536):
+                came += len(piece)
+            await hang_up(writer)
+            return came
+
+    assert run(work) == count * 65_536
+
+
 def test_one_that_blocks_or_dies_does_so_alone(app: Path) -> None:
     async def work() -> None:
         async with serving(app) as gateway, httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:

@@ -137,7 +137,11 @@ class Deployments:
             try:
                 served = await self._unpack(app, number, tenant, body, entry)
                 async with self._lock:
-                    self._check_again(served)
+                    try:
+                        self._check_again(served)
+                    except BaseException:
+                        await asyncio.to_thread(shutil.rmtree, Path(served.path).parent, ignore_errors=True)
+                        raise
                     return await self._serve_new(grant.caller, served, sha256.lower(), len(body), percent)
             finally:
                 del self._incoming[app]

@@ -121,6 +121,10 @@ class ControllerLink(asyncio.Protocol):
         self._pending[self._count] = PendingReply(self._count, on_message)
         return self._count
 
+    def is_pending(self, number: int) -> bool:
+        """More of its reply is to come."""
+        return number in self._pending
+
     def canceller(self, number: int) -> Callable[[], None]:
         """A callback for when the client disconnects."""
         return partial(self.cancel, number)

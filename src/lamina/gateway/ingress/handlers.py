@@ -13,7 +13,7 @@ from lamina.core.actions import Reject, Reply
 from lamina.drivers.timer import clock_us
 from lamina.errors import LaminaError, UnknownTarget
 from lamina.gateway.auth import LOCAL
-from lamina.gateway.ingress.controller_link import ControllerLink, OnReply
+from lamina.gateway.ingress.controller_link import ControllerLink
 from lamina.gateway.ingress.messages import (
     CallRequest,
     ForwardedRequest,
@@ -28,6 +28,7 @@ from lamina.gateway.ingress.messages import (
     ResponseChunk,
     ResponseEnd,
     ResponseStart,
+    ResponseTaken,
     ResultValue,
     RouteTable,
     RpcReply,
@@ -38,6 +39,7 @@ from lamina.gateway.ingress.messages import (
     SocketLeft,
     SocketMessage,
     SocketTaken,
+    chunk_cost,
     socket_data,
 )
 from lamina.gateway.oip.grpc_methods import InferenceMethods
@@ -69,6 +71,10 @@ from lamina.server.grpc import OnDone, OnMessage, RpcContext, RpcError, Serializ
 from lamina.server.process_status import ProcessStatus
 from lamina.server.websocket import MessageSocket
 
+UNSENT_BYTES = 128 * 2**10
+"""Of a stream, that its client has not taken: what follows is not reported as taken before."""
+
+DRAIN_POLL_S, MAX_DRAIN_POLL_S = 0.02, 0.25
 MOST_REFUSALS = 1_024
 REFUSAL_HOLDS_US = 10_000
 """How long a refusal of a call over the level is repeated as it was made: to make one takes as long as to read a request."""
@@ -217,7 +223,7 @@ class IngressHttpHandler:
         link = self._link
         inputs = {name: link.store_payload(blob) for name, blob in blobs.items()}
         head = link.call_head(request.path, request.headers)
-        number = link.register(self._http_reply(exchange, request.header(b"accept")))
+        number = link.register(HttpReply(link, exchange, request.header(b"accept"), self._codecs).on_message)
         exchange.when_disconnected(link.canceller(number))
         link.send(CallRequest(number, head, at_us, len(request.body), inputs))
 
@@ -225,37 +231,69 @@ class IngressHttpHandler:
         link = self._link
         head = link.full_head(request)
         is_upgrade = b"sec-websocket-key" in request.headers
-        reply = SocketReply(link, request, exchange).on_message if is_upgrade else None
-        number = link.register(reply or self._http_reply(exchange, request.header(b"accept")))
+        made: SocketReply | HttpReply = HttpReply(link, exchange, request.header(b"accept"), self._codecs)
+        if is_upgrade:
+            made = SocketReply(link, request, exchange)
+        number = link.register(made.on_message)
         exchange.when_disconnected(link.canceller(number))
         link.send(ForwardedRequest(number, head, link.store_payload(request.body)))
 
-    def _http_reply(self, exchange: Exchange, accept: bytes) -> OnReply:
-        """Reply to a call, or to a forwarded request."""
 
-        def on_message(message: ReplyMessage) -> bool:
-            match message:
-                case ResultValue():
-                    self._respond_value(exchange, self._link.view(message.value), accept, message.reply)
-                case HttpResponse():
-                    exchange.respond(message.status, message.body, message.content_type, message.extra)
-                case ResponseStart():
-                    exchange.start_stream(message.status, message.content_type, message.extra)
-                    return False
-                case ResponseChunk():
-                    exchange.send_chunk(message.chunk)
-                    return False
-                case ResponseEnd():
-                    exchange.end_stream()
-                case ResponseAborted():
-                    exchange.abort()
-            return True
+class HttpReply:
+    """Reply to a call, or to a forwarded request. What has come of a stream is reported as its client takes it: a web app is
+    held up by a client that does not, and the others behind this process are not."""
 
-        return on_message
+    __slots__ = ("_accept", "_codecs", "_exchange", "_is_draining", "_link", "_number", "_poll_s", "_untaken")
 
-    def _respond_value(self, exchange: Exchange, blob: encoding.Blob, accept: bytes, reply: Reply) -> None:
+    def __init__(self, link: ControllerLink, exchange: Exchange, accept: bytes, codecs: CodecPool) -> None:
+        self._link = link
+        self._exchange = exchange
+        self._accept = accept
+        self._codecs = codecs
+        self._number = self._untaken = 0
+        self._is_draining = False
+        self._poll_s = DRAIN_POLL_S
+
+    def on_message(self, message: ReplyMessage) -> bool:
+        exchange = self._exchange
+        match message:
+            case ResultValue():
+                self._respond_value(self._link.view(message.value), message.reply)
+            case HttpResponse():
+                exchange.respond(message.status, message.body, message.content_type, message.extra)
+            case ResponseStart():
+                exchange.start_stream(message.status, message.content_type, message.extra)
+                return False
+            case ResponseChunk():
+                exchange.send_chunk(message.chunk)
+                self._note(message.number, chunk_cost(message.chunk))
+                return False
+            case ResponseEnd():
+                exchange.end_stream()
+            case ResponseAborted():
+                exchange.abort()
+        return True
+
+    def _note(self, number: int, size: int) -> None:
+        self._number = number
+        self._untaken += size
+        if not self._is_draining:
+            self._is_draining = True
+            asyncio.get_running_loop().call_soon(self._drain)
+
+    def _drain(self) -> None:
+        if not self._link.is_pending(self._number):
+            return  # all of it has come, or its client has left
+        if self._exchange.unsent_bytes > UNSENT_BYTES:
+            asyncio.get_running_loop().call_later(self._poll_s, self._drain)
+            self._poll_s = min(2 * self._poll_s, MAX_DRAIN_POLL_S)
+            return
+        size, self._untaken, self._is_draining, self._poll_s = self._untaken, 0, False, DRAIN_POLL_S
+        self._link.send(ResponseTaken(self._number, size))
+
+    def _respond_value(self, blob: encoding.Blob, reply: Reply) -> None:
         """Respond with a result; it can be read until this returns."""
-        extra = reply_headers(reply)
+        exchange, accept, extra = self._exchange, self._accept, reply_headers(reply)
 
         def then(found: dict[str, bytes] | LaminaError) -> None:
             if isinstance(found, LaminaError):

@@ -36,6 +36,7 @@ from lamina.gateway.ingress.messages import (
     ResponseChunk,
     ResponseEnd,
     ResponseStart,
+    ResponseTaken,
     ResultValue,
     RouteTable,
     RpcReply,
@@ -49,6 +50,7 @@ from lamina.gateway.ingress.messages import (
     SocketTaken,
     TenantFound,
     TenantLookup,
+    chunk_cost,
     ingress_reader,
     pack_messages,
     socket_data,
@@ -82,7 +84,7 @@ class RemoteReply(Exchange):
     other side has read it.
     """
 
-    __slots__ = ("_number", "_session")
+    __slots__ = ("_number", "_session", "_unsent")
 
     accepts_values = True
 
@@ -96,6 +98,7 @@ class RemoteReply(Exchange):
         self._on_disconnect = None
         self._number = number
         self._session = session
+        self._unsent = 0
         session.pending[number] = self
 
     @property
@@ -112,7 +115,10 @@ class RemoteReply(Exchange):
 
     @property
     def unsent_bytes(self) -> int:
-        return 0  # it is the ingress that bounds what a client has not taken
+        return self._unsent
+
+    def on_taken(self, size: int) -> None:
+        self._unsent = max(0, self._unsent - size)
 
     # ------------------------------------------------------------------------- HTTP
 
@@ -135,6 +141,7 @@ class RemoteReply(Exchange):
 
     def send_chunk(self, piece: bytes) -> None:
         if self.is_streaming and piece:
+            self._unsent += chunk_cost(piece)
             self._session.send(ResponseChunk(self._number, piece))
 
     def end_stream(self, piece: bytes = b"", *, failed: bool = False) -> None:
@@ -286,6 +293,7 @@ class IngressSession:
             HeadCheckRequest: self._on_head_check,
             HeldBack: self._on_held_back,
             TenantLookup: self._on_tenant_lookup,
+            ResponseTaken: self._on_response_taken,
         }
 
     def spawn(self, setup: IngressSetup, on_lost: Callable[[], None]) -> None:
@@ -437,6 +445,11 @@ class IngressSession:
         if socket is not None:
             self.forget(message.number)
             socket.leave(message.code, message.reason)
+
+    def _on_response_taken(self, message: ResponseTaken) -> None:
+        reply = self.pending.get(message.number)
+        if reply is not None:
+            reply.on_taken(message.size)
 
     def forget(self, number: int) -> None:
         self.sockets.pop(number, None)

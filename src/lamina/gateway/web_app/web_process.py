@@ -55,6 +55,8 @@ DRAIN_POLL_S, MAX_DRAIN_POLL_S = 0.02, 0.25
 _OURS = frozenset((b"content-length", b"transfer-encoding", b"connection", b"date", b"keep-alive", b"upgrade"))
 """Response headers that the gateway writes itself."""
 
+_WITHOUT_BODY = (204, 205, 304)
+
 _NAME, _VALUE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(rb"[^\r\n\0]*")
 
 
@@ -119,6 +121,9 @@ class PendingWebRequest:
         if not self._is_streaming:
             status, kind, lines = response_head(start, exchange.has_cors)
             is_page = kind[:9].lower() == b"text/html"  # its policy is its own
+            if status in _WITHOUT_BODY:  # clients take what comes behind one for the next response
+                exchange.respond(status, b"", b"application/octet-stream" if is_page else kind, lines)
+                return
             if not body.more and not is_page:
                 exchange.respond(status, body.data, kind, lines)
                 return

@@ -2,14 +2,17 @@
 
 The library's thread reads the socket; messages come to the loop. The broker sends as many as may be in flight, and sends them
 again on the next connection if they were not acknowledged. MQTT has no id of a message: a publisher that wants each to start
-one run gives it the user property `message-id`.
+one run gives it the user property `message-id`. Messages of QoS 0 are not acknowledged, so nothing holds a publisher of them up:
+those that find no room are dropped, as such messages may be.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import ssl
+import threading
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -22,6 +25,11 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from lamina.state.brokers import CONNECT_S, MAX_IN_FLIGHT, BrokerMessage, Consumer, Deliver, MessagesInFlight
 
+log = logging.getLogger("lamina")
+
+MAX_UNHELD, MAX_UNHELD_BYTES = 1_000, 32 * 2**20
+"""Messages of QoS 0 that wait for their runs."""
+
 SESSION_S = 7 * 24 * 3_600
 """How long the broker keeps messages for a server that is not there."""
 
@@ -30,6 +38,33 @@ KEEPALIVE_S = 20
 
 def open_consumer(url: str, topic: str, name: str) -> Consumer:
     return MqttConsumer(url, topic, name)
+
+
+class UnheldMessages:
+    """Messages of QoS 0 of one connection that wait for their runs; taken by the library's thread."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._lock = threading.Lock()
+        self._count = self._bytes = 0
+        self._has_dropped = False
+
+    def take(self, size: int) -> bool:
+        with self._lock:
+            has_room = self._count < MAX_UNHELD and (self._bytes + size <= MAX_UNHELD_BYTES or not self._count)
+            is_first, self._has_dropped = not has_room and not self._has_dropped, self._has_dropped or not has_room
+            if has_room:
+                self._count += 1
+                self._bytes += size
+        if is_first:
+            log.warning("broker, %s: more messages of QoS 0 than can be taken; some are dropped", self._topic)
+        return has_room
+
+    def give(self, size: int) -> None:
+        with self._lock:
+            self._count -= 1
+            self._bytes -= size
+            self._has_dropped = self._has_dropped and self._count > 0
 
 
 class MqttConsumer:
@@ -68,7 +103,13 @@ class MqttConsumer:
         )
         client.on_connect, client.on_subscribe = connected, subscribed
         wanted = self._topic.split("/", 2)[2] if self._topic.startswith("$share/") else self._topic
-        client.message_callback_add(wanted, lambda client, data, message: _to_loop(loop, messages.put_nowait, message))
+        unheld = UnheldMessages(self._topic)
+
+        def received(client: paho.Client, data: Any, message: paho.MQTTMessage) -> None:
+            if message.qos or unheld.take(len(message.payload)):
+                _to_loop(loop, messages.put_nowait, message)
+
+        client.message_callback_add(wanted, received)
         client.on_disconnect = lambda client, data, flags, reason, properties: _to_loop(loop, lose, f"connection lost: {reason}")
         if self._url.username:
             client.username_pw_set(unquote(self._url.username), unquote(self._url.password or ""))
@@ -92,7 +133,7 @@ class MqttConsumer:
                     getting.cancel()
                 if lost.done():
                     lost.result()
-                in_flight.start(_handle(client, getting.result(), deliver))
+                in_flight.start(_handle(client, getting.result(), deliver, unheld))
         finally:
             in_flight.cancel()
             if not lost.done():
@@ -116,8 +157,12 @@ def _to_loop(loop: asyncio.AbstractEventLoop, act: Callable[..., None], *argumen
         loop.call_soon_threadsafe(act, *arguments)
 
 
-async def _handle(client: paho.Client, message: paho.MQTTMessage, deliver: Deliver) -> None:
+async def _handle(client: paho.Client, message: paho.MQTTMessage, deliver: Deliver, unheld: UnheldMessages) -> None:
     pairs = getattr(message.properties, "UserProperty", None) or []
     id = next((value for key, value in pairs if key == "message-id"), "")
-    await deliver(BrokerMessage(message.topic, bytes(message.payload), id))
+    try:
+        await deliver(BrokerMessage(message.topic, bytes(message.payload), id))
+    finally:
+        if not message.qos:
+            unheld.give(len(message.payload))
     client.ack(message.mid, message.qos)
