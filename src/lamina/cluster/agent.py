@@ -300,7 +300,10 @@ class Agent:
         return None
 
     def _note_refusal(self, said: dict[str, str], address: str, error: BaseException) -> None:
-        """Log why no server takes this agent, once all have been asked, and when that changes."""
+        """Log why no server takes this agent, once all have been asked, and when that changes. That the one which leads it is
+        silent for a moment is none of that."""
+        if isinstance(error, Refusal) and error.why == "has-leader":
+            return
         said[address] = _said(address, error)
         whole = "; ".join(said.values())
         if len(said) == len(self.config.joins) and whole != self._said:
@@ -727,7 +730,7 @@ def _refusal_of(error: ErrorInfo) -> LaminaError:
 def _said(address: str, error: BaseException) -> str:
     if isinstance(error, LaminaError):
         return f"{address}: {error.message}" + (f" ({error.hint})" if error.hint else "")
-    return f"{address}: {'no answer' if isinstance(error, TimeoutError) else error}"
+    return f"{address}: {'no answer (do both sides use TLS, or neither?)' if isinstance(error, TimeoutError) else error}"
 
 
 def _read_epochs(file: Path) -> dict[str, int]:
