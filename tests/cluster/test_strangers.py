@@ -267,6 +267,20 @@ def test_devices_that_make_no_sense_are_refused(devices: list[DeviceSpec]):
     run(work, 30)
 
 
+def test_why_an_agent_is_not_taken_is_logged_once_and_not_at_every_try(caplog: pytest.LogCaptureFixture):
+    async def work() -> None:
+        async with Server() as server:
+            for token in (b"another token", b"another token", b"another token"):
+                async with FakeAgent(server.port) as agent:
+                    assert isinstance(await agent.hello(token=token), JoinRefused)
+            async with FakeAgent(server.port) as agent:
+                assert isinstance(await agent.hello(devices=[replace(DEVICE, units=0)]), JoinRefused)
+
+    run(work, 30)
+    told = [record.getMessage() for record in caplog.records if "is not taken" in record.getMessage()]
+    assert len(told) == 2 and "join token" in told[0] and "make no sense" in told[1]
+
+
 @pytest.mark.live
 def test_an_agent_says_why_it_is_not_taken(tmp_path: Path):
     async def work() -> None:

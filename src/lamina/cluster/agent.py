@@ -5,44 +5,38 @@ to: it obeys the highest epoch it has seen, keeps nothing of an incarnation that
 nothing when it has not heard from its leader for too long. Whatever happens to the leader, instances stay: the next one adopts
 them.
 
-Numbers of batches and jobs are those of a leader's life, so an agent gives them numbers of its own; a result finds its way back
-only over the link its batch came by.
+    leader_session.py   its connection to one leader
+    node_batches.py     batches, each from its frame to its result
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import re
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from lamina.cluster.credentials import proof
-from lamina.cluster.data_port import DataPort, FetchFailed, join_address
+from lamina.cluster.data_port import DataPort, join_address
 from lamina.cluster.leader_session import AgentConfig, LeaderSession, Refusal
 from lamina.cluster.messages import (
     AdoptOnNode,
-    ChunkOnNode,
     CommitAnswer,
-    CommitState,
-    DoneOnNode,
     DrainNode,
     DropOnNode,
-    FailedOnNode,
     Goodbye,
-    HeartbeatOnNode,
     Hello,
     InputOnNode,
-    JobOnNode,
     JoinRefused,
     KillOnNode,
     LoadedInstance,
@@ -57,28 +51,25 @@ from lamina.cluster.messages import (
     ResizeOnNode,
     RunOnNode,
     StateAnswer,
-    TakenOnNode,
     UnloadOnNode,
     WantsToLeave,
 )
-from lamina.cluster.node_values import LeaderState, NodeValues
+from lamina.cluster.node_batches import NodeBatches
+from lamina.cluster.node_values import LeaderState
 from lamina.cluster.packages import PackageStore
-from lamina.cluster.value_fetcher import Fetched, ValueFetcher
-from lamina.core.actions import DropJob, JobRef, Kill, Load, Resize, StartBatch, Unload
+from lamina.cluster.value_fetcher import ValueFetcher
+from lamina.core.actions import Kill, Load, Resize, Unload
 from lamina.core.events import BatchFailed, BatchFinished, Event, Heartbeat, InstanceLost, InstanceReady
-from lamina.drivers.engine import Engine, EngineShared, MessageStream, TargetSource
+from lamina.drivers.engine import Engine, EngineShared, TargetSource
 from lamina.drivers.timer import clock_us
 from lamina.engines.app_environments import AppEnvironments
 from lamina.engines.composite import CompositeEngine
 from lamina.errors import BadValue, Conflict, LaminaError, LeadershipLost, LoadFailed, NotLeader, StoreDown
-from lamina.expr import Leaf
 from lamina.ipc.framing import FrameError, read_mask, wire_mask
 from lamina.sdk.model_bundle import PACKED
-from lamina.sdk.spans import InnerSpan
 from lamina.types import FunctionSpec
-from lamina.values.references import ErrorInfo, NodeRef, ShmRef, Stored
+from lamina.values.references import ErrorInfo, NodeRef
 from lamina.values.slot_refs import SlotReferences
-from lamina.worker.protocol import BatchDone
 
 log = logging.getLogger("lamina")
 
@@ -126,31 +117,6 @@ class _Instance:
     is_ready: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class _Call:
-    """A call with jobs here."""
-
-    jobs: int = 0
-    deadline_us: int = 0  #: until when it is worth running; 0: without a limit
-
-
-@dataclass(slots=True, eq=False)
-class NodeBatch:
-    """One batch, from its frame to its result."""
-
-    session: LeaderSession
-    wire_id: int
-    action: StartBatch  #: with this agent's own numbers
-    job_ids: tuple[int, ...]  #: the leader's numbers of its jobs
-    fetching: int = 0  #: inputs on their way here
-    is_blocked: bool = False  #: the batch that it is behind has not been started yet
-    is_started: bool = False
-    failure: str = ""
-    followers: list[NodeBatch] = field(default_factory=list)  #: blocked by this one
-    fetched: list[ShmRef] = field(default_factory=list)  #: slots to be freed at its end
-    spans: list[InnerSpan] = field(default_factory=list)
-
-
 class Agent:
     """One agent. Built complete; `run` is its life."""
 
@@ -172,12 +138,10 @@ class Agent:
         self._references: SlotReferences = references
         self._engine, self._shared, self._state, self._packages = engine, shared, state, packages
         self._environments = environments
-        self._values = NodeValues()
         self._instances: dict[str, _Instance] = {}  #: by this agent's own name
-        self._batches: dict[int, NodeBatch] = {}  #: by this agent's own number
-        self._calls: dict[str, _Call] = {}
-        self._numbers = 0
+        self._instance_numbers = itertools.count(1)
         self._fetcher = ValueFetcher(self.client_tls, references.pool)
+        self._batches = NodeBatches(engine, references, self._fetcher)
         self._data_port: DataPort | None = None
         self._turn_us = clock_us()  #: when the event loop last had a turn
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -195,11 +159,12 @@ class Agent:
         """Serve until `stop`, or until the leader has drained this node; then finish what runs and end."""
         config = self.config
         self._shared.subscribe_output(self._on_output)
-        self._shared.trace(lambda job, batch_id: self._values.origin(job), self._on_spans)
-        await self._engine.start(self._on_event, self._values, self._deadline_us)
+        batches = self._batches
+        self._shared.trace(lambda job, batch_id: batches.values.origin(job), batches.on_spans)
+        await self._engine.start(self._on_event, batches.values, batches.deadline_us)
         tls = config.tls.for_server()
         self._data_port = DataPort(
-            *(self._references.directory.path, config.host, config.port, tls), self._is_held, only_own=not config.token
+            *(self._references.directory.path, config.host, config.port, tls), batches.is_held, only_own=not config.token
         )
         lag, reports = asyncio.create_task(self._track_lag()), asyncio.create_task(self._report_executors())
         seek = asyncio.create_task(self._stay_joined(on_joined))
@@ -300,7 +265,10 @@ class Agent:
         return None
 
     def _note_refusal(self, said: dict[str, str], address: str, error: BaseException) -> None:
-        """Log why no server takes this agent, once all have been asked, and when that changes."""
+        """Log why no server takes this agent, once all have been asked, and when that changes. That the one which leads it is
+        silent for a moment is none of that."""
+        if isinstance(error, Refusal) and error.why == "has-leader":
+            return
         said[address] = _said(address, error)
         whole = "; ".join(said.values())
         if len(said) == len(self.config.joins) and whole != self._said:
@@ -354,7 +322,8 @@ class Agent:
                 _write_epochs(self._epochs_file, {cell: epoch for cell, epoch in self._epochs.items() if not cell})
             except OSError as error:  # better to serve: this process knows the epoch, and the store refuses a leader of before
                 log.error("the epoch %d cannot be kept in %s: %s", session.epoch, self._epochs_file, error)
-        self._state.connect(session.send, self._commit)
+        self._batches.follow(session)
+        self._state.connect(session.send, self._batches.commit)
         assert self._data_port is not None and session.key is not None
         self._data_port.set_keys(session.key)
         for instance in self._instances.values():
@@ -372,24 +341,12 @@ class Agent:
     def _end_session(self, session: LeaderSession) -> None:
         """What a leader has asked for is of no more use when it is gone; what is loaded stays for the next."""
         self._state.disconnect()
-        for owner, slot in session.held:
-            self._references.release(ShmRef(owner, slot, 0))
-        session.held.clear()
-        for batch in list(session.batches.values()):
-            for job in batch.action.jobs:
-                self._engine.perform(DropJob(job.id))
-            if not batch.is_started:
-                self._forget_batch(batch)
+        self._batches.end_session(session)
         for instance in list(self._instances.values()):
             instance.name = ""
             if not instance.is_ready:
                 del self._instances[instance.local]
                 self._engine.perform(Unload(instance.local))
-
-    def _is_held(self, owner: str, slot: int, serial: int) -> bool:
-        """Whether a result is still what a ticket was made for; asked by threads of the data port."""
-        session = self.session
-        return session is not None and session.held.get((owner, slot)) == serial
 
     # --------------------------------------------------------------------- frames
 
@@ -398,7 +355,10 @@ class Agent:
             return
         match frame:
             case RunOnNode():
-                self._on_run(session, frame)
+                instance = self._named(session, frame.instance)
+                is_fenced = session.beats is not None and session.beats.is_fenced  # this machine is not the leader's any more
+                if instance is not None and not is_fenced:  # else it is lost, and the leader is about to hear of it
+                    self._batches.run(session, frame, instance.local)
             case LoadOnNode():
                 self._spawn(self._on_load(session, frame))
             case AdoptOnNode():
@@ -424,18 +384,11 @@ class Agent:
                     instance.mask, instance.quota = read_mask(frame.mask), frame.quota
                     self._engine.perform(Resize(instance.local, instance.mask, frame.quota))
             case DropOnNode():
-                job_id = session.jobs.get(frame.job_id)
-                if job_id is not None:
-                    self._engine.perform(DropJob(job_id))
+                self._batches.drop_job(session, frame.job_id)
             case InputOnNode():
-                sink = self._values.pieces.get(frame.call_id)
-                if isinstance(sink, MessageStream):
-                    sink.put(frame.value)
+                self._batches.put_input(frame.call_id, frame.value)
             case ReleaseValues():
-                for owner, slot in frame.slots:
-                    if (owner, slot) in session.held:
-                        del session.held[owner, slot]
-                        self._references.release(ShmRef(owner, slot, 0))
+                self._batches.release(session, frame.slots)
             case MachineLost():
                 self._fetcher.drop_machine(frame.address)
             case StateAnswer():
@@ -463,7 +416,7 @@ class Agent:
         """Load a function, once its package is here."""
         spec, code = frame.spec, frame.source
         made = _Instance(
-            *(f"{frame.instance}-n{self._next_number()}", frame.instance, spec.name, frame.device, spec.version),
+            *(f"{frame.instance}-n{next(self._instance_numbers)}", frame.instance, spec.name, frame.device, spec.version),
             *(code.sha256, read_mask(frame.mask), frame.quota),
         )
         self._instances[made.local] = made
@@ -502,158 +455,15 @@ class Agent:
             raise LoadFailed("the package is not here, and the leader believed that it was")
         return await self._fetcher.read(ref)
 
-    # -------------------------------------------------------------------- batches
-
-    def _on_run(self, session: LeaderSession, frame: RunOnNode) -> None:
-        instance = self._named(session, frame.instance)
-        if instance is None:  # lost; the leader is about to hear of it
-            return
-        if session.beats is not None and session.beats.is_fenced:
-            return  # this machine is not the leader's any more
-        number = self._next_number()
-        jobs = tuple(JobRef(self._next_number(), one.ref.call_id, one.ref.scope, one.ref.node) for one in frame.jobs)
-        behind = session.batches.get(frame.behind)
-        action = StartBatch(
-            *(number, frame.function, instance.local, frame.device, read_mask(frame.mask), jobs, frame.predicted_us),
-            behind=behind.action.batch_id if behind is not None else 0,
-            cores=frame.cores,
-            part=frame.part,
-        )
-        batch = NodeBatch(session, frame.batch_id, action, tuple(one.ref.id for one in frame.jobs))
-        self._batches[number] = session.batches[frame.batch_id] = batch
-        if behind is not None and not behind.is_started:
-            batch.is_blocked = True
-            behind.followers.append(batch)
-        wanted: dict[NodeRef, list[tuple[list[tuple[Leaf, Stored]], int]]] = {}
-        for job, given in zip(jobs, frame.jobs, strict=True):
-            leaves: list[tuple[Leaf, Stored]] = []
-            for leaf, value in given.leaves:
-                if isinstance(value, NodeRef) and value.address:
-                    wanted.setdefault(value, []).append((leaves, len(leaves)))
-                    leaves.append((leaf, b""))  # until it is here
-                elif isinstance(value, NodeRef):
-                    leaves.append((leaf, ShmRef(value.owner, value.slot, value.size, value.start)))
-                else:
-                    leaves.append((leaf, value))
-            self._values.give(job, given.args, leaves, (given.tenant, given.traceparent))
-            session.jobs[given.ref.id] = job.id
-            self._open_call(session, job, given)
-        batch.fetching = len(wanted)
-        for ref, places in wanted.items():
-            self._fetch(batch, ref, places)
-        self._start_if_ready(batch)
-
-    def _next_number(self) -> int:
-        self._numbers += 1
-        return self._numbers
-
-    def _open_call(self, session: LeaderSession, job: JobRef, given: JobOnNode) -> None:
-        call = self._calls.setdefault(job.call_id, _Call())
-        call.jobs += 1
-        if given.left_us:
-            call.deadline_us = clock_us() + given.left_us
-        if given.is_streaming:
-            call_id, wire_id = job.call_id, given.ref.id
-
-            def deliver(value: bytes) -> None:
-                session.send(ChunkOnNode(call_id, wire_id, value))
-
-            def on_taken(count: int) -> None:
-                session.send(TakenOnNode(call_id, count))
-
-            self._values.pieces[call_id] = MessageStream(deliver, on_taken) if given.takes_input else deliver
-
-    def _deadline_us(self, call_id: str) -> int:
-        call = self._calls.get(call_id)
-        return call.deadline_us if call is not None else 0
-
-    def _fetch(self, batch: NodeBatch, ref: NodeRef, places: list[tuple[list[tuple[Leaf, Stored]], int]]) -> None:
-        """Fetch a value into a slot of this machine; the batch starts when all of its are here."""
-
-        def done(found: Fetched) -> None:
-            batch.fetching -= 1
-            if isinstance(found, ShmRef):
-                batch.fetched.append(found)
-            if batch.action.batch_id not in self._batches:
-                self._free_fetched(batch)
-                return
-            if isinstance(found, FetchFailed):
-                batch.failure = "fetch-failed"
-                log.warning("batch %d of %s: an input cannot be fetched: %s", batch.wire_id, batch.action.function, found)
-            else:
-                for leaves, index in places:
-                    leaves[index] = (leaves[index][0], found)
-            self._start_if_ready(batch)
-
-        self._fetcher.bring(ref, done)
-
-    def _start_if_ready(self, batch: NodeBatch) -> None:
-        if batch.fetching or batch.is_blocked or batch.is_started:
-            return
-        if batch.failure:
-            self._forget_batch(batch)
-            batch.session.send(FailedOnNode(batch.wire_id, batch.failure))
-            return
-        batch.is_started = True
-        self._engine.perform(batch.action)
-        self._unblock(batch)
-
-    def _unblock(self, batch: NodeBatch) -> None:
-        followers, batch.followers = batch.followers, []
-        for follower in followers:
-            follower.is_blocked = False
-            self._start_if_ready(follower)
-
-    def _forget_batch(self, batch: NodeBatch) -> list[Stored | ErrorInfo | None]:
-        """A batch has ended, however it did; returns the results there are."""
-        self._batches.pop(batch.action.batch_id, None)
-        batch.session.batches.pop(batch.wire_id, None)
-        for wire_id in batch.job_ids:
-            batch.session.jobs.pop(wire_id, None)
-        results = []
-        for job in batch.action.jobs:
-            results.append(self._values.take(job.id))
-            call = self._calls.get(job.call_id)
-            if call is not None:
-                call.jobs -= 1
-                if not call.jobs:
-                    del self._calls[job.call_id]
-                    self._values.pieces.pop(job.call_id, None)
-        self._free_fetched(batch)
-        self._unblock(batch)
-        return results
-
-    def _free_fetched(self, batch: NodeBatch) -> None:
-        for ref in batch.fetched:
-            self._references.release(ref)
-        batch.fetched.clear()
-
-    def _commit(self, question: int, done: BatchDone) -> bool:
-        """Send the changes of the state with the results of their batch, in one frame."""
-        batch = self._batches.get(done.batch_id)
-        if batch is None or batch.session is not self.session:
-            return False
-        results: list[bytes | ErrorInfo] = []
-        for result in done.results:
-            if isinstance(result, ShmRef):
-                results.append(bytes(self._references.reader.view(result)))
-            else:
-                results.append(result)
-        batch.session.send(CommitState(question, batch.wire_id, done.device_us, results, done.state))
-        return True
-
     # --------------------------------------------------------------------- events
 
     def _on_event(self, event: Event) -> None:
         """What the engines report, told to the leader that has asked for it."""
         match event:
             case BatchFinished():
-                self._on_finished(event)
+                self._batches.on_finished(event)
             case BatchFailed():
-                batch = self._batches.get(event.batch_id)
-                if batch is not None:
-                    self._forget_batch(batch)
-                    self._tell(batch.session, FailedOnNode(batch.wire_id, event.reason))
+                self._batches.on_failed(event)
             case InstanceReady():
                 instance = self._instances.get(event.instance)
                 if instance is not None:
@@ -663,54 +473,17 @@ class Agent:
             case InstanceLost():
                 self._on_lost(event)
             case Heartbeat():
-                self._on_heartbeat(event)
+                self._batches.on_heartbeat(event)
             case _:
                 pass
 
-    def _tell(self, session: LeaderSession, frame: Struct) -> None:
-        if session is self.session:
-            session.send(frame)
-
-    def _on_finished(self, event: BatchFinished) -> None:
-        batch = self._batches.get(event.batch_id)
-        if batch is None:
-            return
-        session = batch.session
-        is_current = session is self.session
-        results: list[bytes | NodeRef | ErrorInfo] = []
-        for found in self._forget_batch(batch):
-            if isinstance(found, ShmRef):
-                if is_current:
-                    serial = session.held[found.owner, found.slot] = self._next_number()
-                    results.append(NodeRef("", found.owner, found.slot, found.size, found.start, serial=serial))
-                else:
-                    self._references.release(found)
-            elif found is None:  # dropped
-                results.append(b"")
-            else:
-                results.append(found)
-        if is_current:
-            session.send(DoneOnNode(batch.wire_id, event.device_us, results, batch.spans))
-
     def _on_lost(self, event: InstanceLost) -> None:
         instance = self._instances.pop(event.instance, None)
-        for batch in [one for one in self._batches.values() if one.action.instance == event.instance]:
-            self._forget_batch(batch)
+        self._batches.on_instance_lost(event.instance)
         if instance is not None and instance.name and self.session is not None:
             self.session.instances.pop(instance.name, None)
             error = None if instance.is_ready else self._engine.load_errors.get(instance.function)
             self.session.send(LostOnNode(instance.name, event.reason, error))
-
-    def _on_heartbeat(self, event: Heartbeat) -> None:
-        if self.session is not None:
-            wire_id = next((wire for wire, local in self.session.jobs.items() if local == event.job_id), None)
-            if wire_id is not None:
-                self.session.send(HeartbeatOnNode(event.call_id, wire_id, event.alive_only))
-
-    def _on_spans(self, batch_id: int, spans: list[InnerSpan]) -> None:
-        batch = self._batches.get(batch_id)
-        if batch is not None:
-            batch.spans += spans
 
     def _on_output(self, function: str, local: str, calls: tuple[str, ...], line: str) -> None:
         if self.session is not None:
@@ -727,7 +500,7 @@ def _refusal_of(error: ErrorInfo) -> LaminaError:
 def _said(address: str, error: BaseException) -> str:
     if isinstance(error, LaminaError):
         return f"{address}: {error.message}" + (f" ({error.hint})" if error.hint else "")
-    return f"{address}: {'no answer' if isinstance(error, TimeoutError) else error}"
+    return f"{address}: {'no answer (do both sides use TLS, or neither?)' if isinstance(error, TimeoutError) else error}"
 
 
 def _read_epochs(file: Path) -> dict[str, int]:

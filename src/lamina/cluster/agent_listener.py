@@ -55,6 +55,9 @@ FRONT_LOST_US = 10_000_000
 """Silence after which a front door is gone, and the calls of its clients with it. Longer than for a node: nothing is to be run
 elsewhere, and clients wait."""
 
+TOLD_US = 60_000_000
+"""Between two log lines on why the same agent is not taken."""
+
 _GIVE_TOKEN = "give leader and agents a token: `openssl rand -hex 32` makes one"
 
 
@@ -144,6 +147,7 @@ class AgentListener:
         self._fronts: dict[FrameLink, _Front] = {}
         self._open_ingress: OpenIngress | None = None
         self._looking: asyncio.TimerHandle | None = None
+        self._told_us: dict[tuple[str, str], int] = {}  #: when it was last logged why an agent at that place is not taken
         self._is_closed = False
 
     @property
@@ -277,8 +281,18 @@ class AgentListener:
         except FrameError:
             raise
         except LaminaError as error:
-            log.warning("an agent at %s is not taken: %s", link.peer, error.message)
+            self._note_refusal(link.peer, error.message)
             self._refuse(link, error)
+
+    def _note_refusal(self, peer: str, message: str) -> None:
+        """Log why an agent is not taken; not at each of the ten tries that it makes a second."""
+        now_us = clock_us()
+        if now_us - self._told_us.get((peer, message), -TOLD_US) < TOLD_US:
+            return
+        if len(self._told_us) >= MAX_STRANGERS:
+            self._told_us.clear()
+        self._told_us[peer, message] = now_us
+        log.warning("an agent at %s is not taken: %s", peer, message)
 
     def _refuse(self, link: FrameLink, error: LaminaError) -> None:
         leader = error.leader if isinstance(error, NotLeader) else ""

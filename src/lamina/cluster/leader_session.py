@@ -24,7 +24,7 @@ from lamina.errors import LaminaError
 from lamina.ipc.framing import FrameError
 
 if TYPE_CHECKING:
-    from lamina.cluster.agent import NodeBatch
+    from lamina.cluster.node_batches import NodeBatch
 
 
 class AgentConfig(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,305 @@
+"""Batches of a node: each from its frame to its result. The agent's counterpart of the leader's `RemoteEngine`.
+
+Numbers of batches and jobs are those of a leader's life, so they get numbers of this agent's own; a result finds its way back
+only over the session its batch came by. When that ends, its batches are void: what has not begun does not begin.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from lamina.cluster.data_port import FetchFailed
+from lamina.cluster.messages import (
+    ChunkOnNode,
+    CommitState,
+    DoneOnNode,
+    FailedOnNode,
+    HeartbeatOnNode,
+    JobOnNode,
+    RunOnNode,
+    TakenOnNode,
+)
+from lamina.cluster.node_values import NodeValues
+from lamina.cluster.value_fetcher import Fetched, ValueFetcher
+from lamina.core.actions import DropJob, JobRef, StartBatch
+from lamina.core.events import BatchFailed, BatchFinished, Heartbeat
+from lamina.drivers.engine import Engine, MessageStream
+from lamina.drivers.timer import clock_us
+from lamina.expr import Leaf
+from lamina.ipc.framing import read_mask
+from lamina.sdk.spans import InnerSpan
+from lamina.values.references import ErrorInfo, NodeRef, ShmRef, Stored
+from lamina.values.slot_refs import SlotReferences
+from lamina.worker.protocol import BatchDone
+
+if TYPE_CHECKING:
+    from lamina.cluster.leader_session import LeaderSession
+
+log = logging.getLogger("lamina")
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call with jobs here."""
+
+    jobs: int = 0
+    deadline_us: int = 0  #: until when it is worth running; 0: without a limit
+
+
+@dataclass(slots=True, eq=False)
+class NodeBatch:
+    """One batch, from its frame to its result."""
+
+    session: LeaderSession
+    wire_id: int
+    action: StartBatch  #: with this agent's own numbers
+    job_ids: tuple[int, ...]  #: the leader's numbers of its jobs
+    fetching: int = 0  #: inputs on their way here
+    is_blocked: bool = False  #: the batch that it is behind has not been started yet
+    is_started: bool = False
+    failure: str = ""
+    followers: list[NodeBatch] = field(default_factory=list)  #: blocked by this one
+    fetched: list[ShmRef] = field(default_factory=list)  #: slots to be freed at its end
+    spans: list[InnerSpan] = field(default_factory=list)
+
+
+class NodeBatches:
+    """Batches of one agent, with the values that they read and have made."""
+
+    def __init__(self, engine: Engine, references: SlotReferences, fetcher: ValueFetcher) -> None:
+        self.values = NodeValues()
+        self._engine, self._references, self._fetcher = engine, references, fetcher
+        self._session: LeaderSession | None = None  #: that counts: nothing is said over another one
+        self._batches: dict[int, NodeBatch] = {}  #: by this agent's own number
+        self._calls: dict[str, _Call] = {}
+        self._numbers = itertools.count(1)
+
+    # ------------------------------------------------------------------- sessions
+
+    def follow(self, session: LeaderSession) -> None:
+        self._session = session
+
+    def end_session(self, session: LeaderSession) -> None:
+        """What was asked for over it is of no more use."""
+        if session is self._session:
+            self._session = None
+        for owner, slot in session.held:
+            self._references.release(ShmRef(owner, slot, 0))
+        session.held.clear()
+        batches = list(session.batches.values())
+        for batch in batches:
+            batch.followers.clear()  # none of them begins because the one before it has ended
+        for batch in batches:
+            for job in batch.action.jobs:
+                self._engine.perform(DropJob(job.id))
+            if not batch.is_started:
+                self._forget(batch)
+
+    def deadline_us(self, call_id: str) -> int:
+        call = self._calls.get(call_id)
+        return call.deadline_us if call is not None else 0
+
+    def is_held(self, owner: str, slot: int, serial: int) -> bool:
+        """Whether a result is still what a ticket was made for; asked by threads of the data port."""
+        session = self._session
+        return session is not None and session.held.get((owner, slot)) == serial
+
+    # ------------------------------------------------------- asked by the leader
+
+    def run(self, session: LeaderSession, frame: RunOnNode, instance: str) -> None:
+        """Run a batch on an instance, by this agent's own name for it, once its inputs are here."""
+        number = next(self._numbers)
+        jobs = tuple(JobRef(next(self._numbers), one.ref.call_id, one.ref.scope, one.ref.node) for one in frame.jobs)
+        behind = session.batches.get(frame.behind)
+        action = StartBatch(
+            *(number, frame.function, instance, frame.device, read_mask(frame.mask), jobs, frame.predicted_us),
+            behind=behind.action.batch_id if behind is not None else 0,
+            cores=frame.cores,
+            part=frame.part,
+        )
+        batch = NodeBatch(session, frame.batch_id, action, tuple(one.ref.id for one in frame.jobs))
+        self._batches[number] = session.batches[frame.batch_id] = batch
+        if behind is not None and not behind.is_started:
+            batch.is_blocked = True
+            behind.followers.append(batch)
+        wanted: dict[NodeRef, list[tuple[list[tuple[Leaf, Stored]], int]]] = {}
+        for job, given in zip(jobs, frame.jobs, strict=True):
+            leaves: list[tuple[Leaf, Stored]] = []
+            for leaf, value in given.leaves:
+                if isinstance(value, NodeRef) and value.address:
+                    wanted.setdefault(value, []).append((leaves, len(leaves)))
+                    leaves.append((leaf, b""))  # until it is here
+                elif isinstance(value, NodeRef):
+                    leaves.append((leaf, ShmRef(value.owner, value.slot, value.size, value.start)))
+                else:
+                    leaves.append((leaf, value))
+            self.values.give(job, given.args, leaves, (given.tenant, given.traceparent))
+            session.jobs[given.ref.id] = job.id
+            self._open_call(session, job, given)
+        batch.fetching = len(wanted)
+        for ref, places in wanted.items():
+            self._fetch(batch, ref, places)
+        self._start_if_ready(batch)
+
+    def _open_call(self, session: LeaderSession, job: JobRef, given: JobOnNode) -> None:
+        call = self._calls.setdefault(job.call_id, _Call())
+        call.jobs += 1
+        if given.left_us:
+            call.deadline_us = clock_us() + given.left_us
+        if given.is_streaming:
+            call_id, wire_id = job.call_id, given.ref.id
+
+            def deliver(value: bytes) -> None:
+                session.send(ChunkOnNode(call_id, wire_id, value))
+
+            def on_taken(count: int) -> None:
+                session.send(TakenOnNode(call_id, count))
+
+            self.values.pieces[call_id] = MessageStream(deliver, on_taken) if given.takes_input else deliver
+
+    def _fetch(self, batch: NodeBatch, ref: NodeRef, places: list[tuple[list[tuple[Leaf, Stored]], int]]) -> None:
+        """Fetch a value into a slot of this machine; the batch starts when all of its are here."""
+
+        def done(found: Fetched) -> None:
+            batch.fetching -= 1
+            if isinstance(found, ShmRef):
+                batch.fetched.append(found)
+            if batch.action.batch_id not in self._batches:
+                self._free_fetched(batch)
+                return
+            if isinstance(found, FetchFailed):
+                batch.failure = "fetch-failed"
+                log.warning("batch %d of %s: an input cannot be fetched: %s", batch.wire_id, batch.action.function, found)
+            else:
+                for leaves, index in places:
+                    leaves[index] = (leaves[index][0], found)
+            self._start_if_ready(batch)
+
+        self._fetcher.bring(ref, done)
+
+    def _start_if_ready(self, batch: NodeBatch) -> None:
+        if batch.fetching or batch.is_blocked or batch.is_started:
+            return
+        if batch.failure:
+            self._forget(batch)
+            batch.session.send(FailedOnNode(batch.wire_id, batch.failure))
+            return
+        batch.is_started = True
+        self._engine.perform(batch.action)
+        self._unblock(batch)
+
+    def _unblock(self, batch: NodeBatch) -> None:
+        followers, batch.followers = batch.followers, []
+        for follower in followers:
+            follower.is_blocked = False
+            self._start_if_ready(follower)
+
+    def _forget(self, batch: NodeBatch) -> list[Stored | ErrorInfo | None]:
+        """A batch has ended, however it did; returns the results there are."""
+        self._batches.pop(batch.action.batch_id, None)
+        batch.session.batches.pop(batch.wire_id, None)
+        for wire_id in batch.job_ids:
+            batch.session.jobs.pop(wire_id, None)
+        results = []
+        for job in batch.action.jobs:
+            results.append(self.values.take(job.id))
+            call = self._calls.get(job.call_id)
+            if call is not None:
+                call.jobs -= 1
+                if not call.jobs:
+                    del self._calls[job.call_id]
+                    self.values.pieces.pop(job.call_id, None)
+        self._free_fetched(batch)
+        self._unblock(batch)
+        return results
+
+    def _free_fetched(self, batch: NodeBatch) -> None:
+        for ref in batch.fetched:
+            self._references.release(ref)
+        batch.fetched.clear()
+
+    def drop_job(self, session: LeaderSession, wire_id: int) -> None:
+        job_id = session.jobs.get(wire_id)
+        if job_id is not None:
+            self._engine.perform(DropJob(job_id))
+
+    def put_input(self, call_id: str, value: bytes | None) -> None:
+        """A message of the client of a call that runs."""
+        sink = self.values.pieces.get(call_id)
+        if isinstance(sink, MessageStream):
+            sink.put(value)
+
+    def release(self, session: LeaderSession, slots: list[tuple[str, int]]) -> None:
+        """Results that the leader needs no more."""
+        for owner, slot in slots:
+            if (owner, slot) in session.held:
+                del session.held[owner, slot]
+                self._references.release(ShmRef(owner, slot, 0))
+
+    # --------------------------------------------------------- told by the engine
+
+    def on_finished(self, event: BatchFinished) -> None:
+        batch = self._batches.get(event.batch_id)
+        if batch is None:
+            return
+        session = batch.session
+        is_current = session is self._session
+        results: list[bytes | NodeRef | ErrorInfo] = []
+        for found in self._forget(batch):
+            if isinstance(found, ShmRef):
+                if is_current:
+                    serial = session.held[found.owner, found.slot] = next(self._numbers)
+                    results.append(NodeRef("", found.owner, found.slot, found.size, found.start, serial=serial))
+                else:
+                    self._references.release(found)
+            elif found is None:  # dropped
+                results.append(b"")
+            else:
+                results.append(found)
+        if is_current:
+            session.send(DoneOnNode(batch.wire_id, event.device_us, results, batch.spans))
+
+    def on_failed(self, event: BatchFailed) -> None:
+        batch = self._batches.get(event.batch_id)
+        if batch is not None:
+            self._forget(batch)
+            self._tell(batch.session, FailedOnNode(batch.wire_id, event.reason))
+
+    def on_instance_lost(self, instance: str) -> None:
+        """The leader knows what ran there, and ends it itself."""
+        for batch in [one for one in self._batches.values() if one.action.instance == instance]:
+            self._forget(batch)
+
+    def on_heartbeat(self, event: Heartbeat) -> None:
+        if self._session is not None:
+            wire_id = next((wire for wire, local in self._session.jobs.items() if local == event.job_id), None)
+            if wire_id is not None:
+                self._session.send(HeartbeatOnNode(event.call_id, wire_id, event.alive_only))
+
+    def on_spans(self, batch_id: int, spans: list[InnerSpan]) -> None:
+        batch = self._batches.get(batch_id)
+        if batch is not None:
+            batch.spans += spans
+
+    def commit(self, question: int, done: BatchDone) -> bool:
+        """Send the changes of the state with the results of their batch, in one frame."""
+        batch = self._batches.get(done.batch_id)
+        if batch is None or batch.session is not self._session:
+            return False
+        results: list[bytes | ErrorInfo] = []
+        for result in done.results:
+            if isinstance(result, ShmRef):
+                results.append(bytes(self._references.reader.view(result)))
+            else:
+                results.append(result)
+        batch.session.send(CommitState(question, batch.wire_id, done.device_us, results, done.state))
+        return True
+
+    def _tell(self, session: LeaderSession, frame: Struct) -> None:
+        if session is self._session:
+            session.send(frame)
