@@ -479,7 +479,7 @@ class App:
         self.workflows.pop(name, None)
         self.triggers = [trigger for trigger in self.triggers if trigger.target != name]
         if self._url:
-            print(f"{name} is defined anew; the server has it after app.serve()")  # noqa: T201
+            sys.stdout.write(f"{name} is defined anew; the server has it after app.serve()\n")
 
 
 def _is_interactive() -> bool:
