@@ -19,12 +19,14 @@ from lamina.types import Slo
 from tests.serving import Answer, Browser, run, shared, write_app
 
 APP = """
+import datetime
 from dataclasses import dataclass
-from typing import Annotated, TypedDict
+from typing import Annotated, Literal, TypedDict
+from uuid import UUID
 
 import msgspec
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 import lamina
 
@@ -74,6 +76,23 @@ def array(x: Annotated[np.ndarray, lamina.Tensor("FP32", [2, -1])]) -> list[floa
 @app.function()
 def tell(about: str):
     yield about
+
+
+class Pet(BaseModel):
+    kind: Literal["cat"]
+    id: UUID
+    legs: Annotated[int, Field(ge=3)]
+
+
+@app.function()
+def fussy(
+    pet: Pet,
+    at: datetime.date,
+    pair: tuple[int, str],
+    mode: Literal["fast"],
+    x: Annotated[np.ndarray, lamina.Tensor("FP32", [2, -1])],
+) -> str:
+    return f"{pet.legs} {at} {pair[1]} {mode} {x.shape}"
 
 
 @app.workflow()
@@ -182,6 +201,10 @@ def test_p7_the_page_calls_a_function_in_a_browser(port: int):
             box.locator("summary").first.click()
             box.locator("button").click()
             box.locator("pre", has_text='"value": 1').wait_for(timeout=60_000)
+            fussy = page.locator("details", has_text="POST /v1/functions/fussy").first
+            fussy.locator("summary").first.click()
+            fussy.locator("button").click()  # the body that is there fits
+            fussy.locator("pre", has_text='"3 2026-01-01 text fast (2, 1)"').wait_for(timeout=60_000)
             assert [text for text in refused if "favicon" not in text and "404" not in text] == []
         finally:
             browser.close()

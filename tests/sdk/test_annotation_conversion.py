@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,6 +14,9 @@ import lamina
 from lamina import encoding
 from lamina.errors import BadFlow, BadValue, LaminaError
 from lamina.testing import Runtime
+
+if TYPE_CHECKING:
+    from decimal import Decimal
 
 
 @dataclasses.dataclass
@@ -218,3 +221,21 @@ def test_what_is_no_field_is_still_refused():
 
     with pytest.raises(BadFlow, match=r"\.z of a value"):
         _ = wrong.flow
+
+
+def only_checked(x: int, when: Decimal, tags: set[str], note: Note) -> str:
+    return type(tags).__name__
+
+
+@dataclasses.dataclass
+class Note:
+    price: Decimal
+
+
+def test_a_name_that_only_a_type_checker_sees_is_not_checked_and_takes_no_other_with_it():
+    function = lamina.App("half").function()(only_checked)
+    given = {"when": "1.5", "tags": ["a"], "note": {"price": 1}}
+    assert over_the_wire(function, x=1, **given) == "set"
+    with pytest.raises(BadValue, match="x: 'one' is text where a number is needed"):
+        over_the_wire(function, x="one", **given)
+    assert [param.type for param in function.params] == ["integer", "", "", ""]

@@ -482,7 +482,7 @@ def test_a_client_that_does_not_read_is_cut_off(app: Path) -> None:
 
 def test_a_client_that_answers_no_ping_is_gone(app: Path, tmp_path: Path) -> None:
     async def work() -> None:
-        async with serving(app, ping_s=0.2, pong_s=0.2) as gateway:
+        async with serving(app, ping_s=0.5, pong_s=1) as gateway:
             file = tmp_path / "silent"
             async with connect(f"ws://127.0.0.1:{gateway.port}/v1/functions/deaf/ws") as answering:
                 assert json.loads(await answering.recv()) == "begun"

@@ -22,12 +22,12 @@ import types
 import typing
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 
 from lamina.errors import BadValue
-from lamina.sdk.binding import NOTHING, Param, defaults_of
+from lamina.sdk.binding import NOTHING, Param, defaults_of, hints_of
 from lamina.sdk.json_schema import pydantic_adapter, schema_of
 from lamina.sdk.tensors import Tensor
 
@@ -165,12 +165,6 @@ _WITHIN = (bytes, bytearray)
 """Types that are converted where they are part of another; alone they have a check of their own."""
 
 
-def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
-    with contextlib.suppress(Exception):  # a name only a type checker can see: then nothing is known of any
-        return get_type_hints(target, include_extras=True)
-    return {}
-
-
 def result_hint(target: Callable[..., Any], *, batched: bool, streams: bool) -> Any:
     """Annotation of the result of one request; None if there is none."""
     hint = hints_of(target).get("return")
@@ -258,7 +252,7 @@ def _converter_to(name: str, hint: Any, default: Any) -> Converter | None:
     if (adapter := pydantic_adapter(hint)) is not None:
         return _pydantic_converter(name, adapter, optional=default is None)
     if _needs_conversion(hint):
-        with contextlib.suppress(TypeError):  # msgspec knows no way to make it: it stays as it comes
+        with contextlib.suppress(TypeError, NameError):  # msgspec knows no way to make it: it stays as it comes
             msgspec.json.Decoder(hint, dec_hook=_decode_hook)
             return _converter(name, hint, optional=default is None)
     return json_type_check(name, hint, default)

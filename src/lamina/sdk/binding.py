@@ -6,10 +6,13 @@ it runs, since a default need not be a value that can travel.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import Any, Final, get_type_hints
 
 from msgspec import Struct
 
@@ -49,6 +52,20 @@ def params_of(target: Callable[..., Any], place: str) -> tuple[Param, ...]:
             )
         found.append(Param(param.name, param.default is param.empty))
     return tuple(found)
+
+
+def hints_of(target: Any) -> dict[str, Any]:
+    """Annotations by name, resolved; one that only a type checker can see (`if TYPE_CHECKING:`) is left out, and no other."""
+    with contextlib.suppress(Exception):
+        return get_type_hints(target, include_extras=True)
+    found: dict[str, Any] = {}
+    with contextlib.suppress(Exception):
+        space = vars(sys.modules[target.__module__]) if isinstance(target, type) else inspect.unwrap(target).__globals__
+        for name, annotation in target.__annotations__.items():
+            with contextlib.suppress(Exception):
+                alone = SimpleNamespace(__annotations__={name: annotation})
+                found |= get_type_hints(alone, space, space, include_extras=True)
+    return found
 
 
 def defaults_of(target: Callable[..., Any]) -> dict[str, Any]:

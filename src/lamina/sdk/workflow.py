@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from lamina.core.workflow.flow import Flow
 from lamina.errors import BadFlow, BadValue, LaminaError
-from lamina.sdk.annotation_conversion import hints_of, typed_params
-from lamina.sdk.binding import Param, defaults_of, params_of
+from lamina.sdk.annotation_conversion import typed_params
+from lamina.sdk.binding import Param, defaults_of, hints_of, params_of
 from lamina.sdk.json_schema import schema_of
 from lamina.sdk.recorder import Recorder
 from lamina.sdk.remote_target import RemoteTarget

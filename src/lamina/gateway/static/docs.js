@@ -13,22 +13,37 @@ const headers = (more) => {
   return { ...more, ...(token ? { authorization: `Bearer ${token}` } : {}) };
 };
 
+const texts = {
+  "date-time": "2026-01-01T12:00:00Z", date: "2026-01-01", time: "12:00:00Z", duration: "PT1H", uri: `${location.origin}/`,
+  uuid: "00000000-0000-4000-8000-000000000000", email: "a@example.com", ipv4: "192.0.2.1", ipv6: "2001:db8::1", decimal: "1.5",
+};
+
+const least = (schema, usual) => {
+  const low = schema.minimum ?? (schema.exclusiveMinimum !== undefined ? schema.exclusiveMinimum + 1 : usual);
+  return Math.min(Math.max(low, usual), schema.maximum ?? (schema.exclusiveMaximum ?? Infinity) - 1);
+};
+
+// A value that fits, so that a body can be sent as it stands there: what is required, and of a choice the first.
 const example = (schema, schemas, depth = 0) => {
   if (!schema || depth > 6) return null;
   if (schema.$ref) return example(schemas[schema.$ref.split("/").pop()], schemas, depth + 1);
   if (schema.default !== undefined) return schema.default;
+  if (schema.const !== undefined) return schema.const;
   if (schema.enum) return schema.enum[0];
-  if (schema.anyOf) return example(schema.anyOf[0], schemas, depth + 1);
+  const choices = schema.anyOf || schema.oneOf || schema.allOf;
+  if (choices) return example(choices[0], schemas, depth + 1);
   switch (schema.type) {
     case "object": {
       const wanted = new Set(schema.required || []);
       const entries = Object.entries(schema.properties || {}).filter(([name]) => wanted.has(name));
       return Object.fromEntries(entries.map(([name, inner]) => [name, example(inner, schemas, depth + 1)]));
     }
-    case "array": return schema.items ? [example(schema.items, schemas, depth + 1)] : [];
-    case "string": return schema.contentEncoding === "base64" ? "aGVsbG8=" : "text";
-    case "integer": return 1;
-    case "number": return 1.5;
+    case "array":
+      if (schema.prefixItems) return schema.prefixItems.map((inner) => example(inner, schemas, depth + 1));
+      return schema.items ? Array(Math.max(1, schema.minItems || 0)).fill(example(schema.items, schemas, depth + 1)) : [];
+    case "string": return schema.contentEncoding === "base64" ? "aGVsbG8=" : texts[schema.format] || "text";
+    case "integer": return least(schema, 1);
+    case "number": return least(schema, 1.5);
     case "boolean": return true;
     default: return null;
   }
