@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -202,6 +203,16 @@ def test_what_asks_for_more_than_its_share_does_not_insist_on_what_is_kept_for_o
     view = script.controller.view
     assert BlockingRule().may_insist(view, long, host, 1_000)
     assert not BlockingRule(lambda device, function: function == long.spec.name).may_insist(view, long, host, 1_000)
+
+
+@pytest.mark.parametrize("home", [False, True])
+def test_no_batch_insists_on_a_home_for_longer_than_its_owner_can_wait(script: Script, home: bool):
+    device = DeviceSpec(id="gpu0", kind="gpu", units=8, memory_mib=1_000, limits=SliceLimits(batches_per_instance=0))
+    owner = a_function("owner", share=0.5, slo=Slo(latency_us=50_000), home=home)
+    script.given(owner, a_function("long", share=0.25), devices=[device], takes={"owner": 10_000, "long": 60_000})
+    script.at(0).arrives("o", target="owner")
+    state = script.controller.state
+    assert BlockingRule().may_insist(script.controller.view, state.functions["long"], state.devices["gpu0"], 60_000) != home
 
 
 def test_the_longer_a_batch_the_more_it_leaves_and_no_limit_is_left_out(script: Script):

@@ -149,13 +149,16 @@ class BlockingRule:
     def may_insist(self, view: View, function: FunctionState, device: Device, time_us: int) -> bool:
         """Whether a batch that would else be late may take what is kept for others: at the rate of its calls they lose less of
         their time by it, all of them together, than the whole of its own that it would lose by leaving it to them. Not one of a
-        function that asks for more than its share: that loses calls whatever it takes."""
+        function that asks for more than its share: that loses calls whatever it takes. And not where it would keep an owner from
+        its home in time: that is a guarantee."""
         if self._is_shed(device.spec.id, function.spec.name):
             return False
         gap_us = max(time_us, function.arrivals.offered_gap_us)
         lost = 0.0
         for claim in self.claims(view, device):
             if claim.function != function.spec.name and claim.tolerance_us < time_us:
+                if claim.home:
+                    return False
                 lost += (time_us - claim.tolerance_us) / gap_us
         return lost < 1.0
 

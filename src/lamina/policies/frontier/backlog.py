@@ -92,9 +92,7 @@ def _queued_work(view: View, tables: ConfigTables, function: FunctionState, devi
     jobs, hosts = function.queue.count_due_before(due_us), function.instances_by_device
     if not jobs or device.spec.id not in hosts:
         return 0.0
-    table = tables.table_for(view, function, device)
-    config = table.cheapest_within(min(jobs, table.max_batch), NEVER_US)
-    return jobs * table.unit_us_per_request(config) * function.usual_part / len(hosts) if config is not None else 0.0
+    return jobs * tables.table_for(view, function, device).least_unit_us(jobs) * function.usual_part / len(hosts)
 
 
 @dataclass(slots=True)
@@ -210,8 +208,7 @@ class BacklogModel:
     def _own_work(self, view: View, function: FunctionState, device: Device) -> float:
         """Unit-microseconds of one more job, in a batch with those that wait."""
         table = self.tables.table_for(view, function, device)
-        config = table.cheapest_within(min(len(function.queue) + 1, table.max_batch), NEVER_US)
-        return table.unit_us_per_request(config) * function.usual_part if config is not None else 0.0
+        return table.least_unit_us(len(function.queue) + 1) * function.usual_part
 
     def wait_us(self, view: View, function: FunctionState) -> float:
         """Time until what waits and runs is done on the device of the function where that is soonest."""

@@ -129,6 +129,7 @@ class ConfigTable:
     _prices: list[tuple[int, list[float]]] = field(init=False)  #: of all slices there are, by units and cores
     _rows: dict[int, list[list[int]]] = field(default_factory=dict)  #: by batch: times by units and cores
     _fronts: dict[tuple[int, int, int], ParetoFront] = field(default_factory=dict)
+    _least_unit_us: dict[int, float] = field(default_factory=dict)  #: by number of jobs
     _samples: list[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -194,6 +195,15 @@ class ConfigTable:
         if config.cores:
             units = max(units, self.spec.units * config.cores / self.spec.cores)
         return self.part * units * config.time_us / config.batch
+
+    def least_unit_us(self, count: int) -> float:
+        """Unit-microseconds of each of so many jobs, where that is least; 0 while unknown."""
+        count = min(count, self.max_batch)
+        found = self._least_unit_us.get(count)
+        if found is None:
+            config = self.cheapest_within(count, NEVER_US)
+            found = self._least_unit_us[count] = self.unit_us_per_request(config) if config is not None else 0.0
+        return found
 
     def pareto(self, count: int, units: int, cores: int) -> ParetoFront:
         """On at most so many units (a negative number: exactly so many) and cores, with `count` jobs waiting."""
