@@ -45,10 +45,6 @@ class Buffer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def nbytes(self) -> int:
         return prod(self.shape) * WIDTHS[self.dtype]
 
-    @property
-    def has_batch_axis(self) -> bool:
-        return self.kind != "constant"
-
 
 class Argument(Struct, frozen=True, forbid_unknown_fields=True):
     """Buffer as argument of a launch, and what the kernel does with it."""
