@@ -116,10 +116,11 @@ class TwinLauncher:
         for arg, value in zip(launch.args, values, strict=True):
             if isinstance(arg, Argument):
                 buffer = self._graph.buffer(arg.buffer)
-                rows = batch if buffer.has_batch_axis else 1
+                has_rows = buffer.kind != "constant"
+                rows = batch if has_rows else 1
                 raw = (ctypes.c_uint8 * (buffer.nbytes * rows)).from_address(value.value)
                 array = np.frombuffer(raw, buffer.dtype)
-                args.append(array.reshape((batch, *buffer.shape) if buffer.has_batch_axis else buffer.shape))
+                args.append(array.reshape((batch, *buffer.shape) if has_rows else buffer.shape))
             else:
                 args.append(value)
         compiled.twin(*args)

@@ -121,6 +121,68 @@ def test_the_hash_is_that_of_the_contents():
     assert len(digests) == 2
 
 
+def built(declare: Callable[[kernels.GraphBuilder], object]) -> KernelGraph:
+    """A sound graph, and what is declared besides."""
+    g = kernels.GraphBuilder()
+    x = g.input("x", "float32", (4,))
+    g.launch(double, x, kernels.out(g.output("y", "float32", (4,))))
+    declare(g)
+    return g.build()
+
+
+@pytest.mark.parametrize(
+    "declare",
+    [
+        lambda g: g.input("n", np.float32, np.int64(4)),
+        lambda g: g.input("n", np.dtype("float32"), [np.int32(4)]),
+        lambda g: g.input("n", np.ones(4, np.float32).dtype, np.array([4])),
+    ],
+)
+def test_what_numpy_calls_its_dtypes_and_numbers_is_taken(declare):
+    assert built(declare).buffer("n") == Buffer(name="n", kind="input", dtype="float32", shape=(4,))
+
+
+def test_numbers_of_numpy_are_arguments_and_sizes():
+    def declare(g: kernels.GraphBuilder) -> None:
+        z = g.output("z", "float32", 4)
+        g.launch(scale, g.input("n", "float32", 4), np.float32(2), kernels.out(z), grid=np.int64(1), block=(np.int32(32),))
+
+    graph = built(declare)
+    assert graph.spec.launches[1].args[1] == 2.0 and graph.spec.launches[1].block == (32, 1, 1)
+    assert graph.digest
+
+
+X = kernels.GraphBuilder().input("x", "float32", (4,))
+
+
+@pytest.mark.parametrize(
+    ("declare", "said"),
+    [
+        (lambda g: g.input(3, "float32", (4,)), "buffer: name is int"),
+        (lambda g: g.input("n", None, (4,)), "buffer 'n': dtype is NoneType"),
+        (lambda g: g.input("n", 4, (4,)), "buffer 'n': dtype is int"),
+        (lambda g: g.input("n", "float32", None), "buffer 'n': shape is None"),
+        (lambda g: g.input("n", "float32", (4.0,)), r"buffer 'n': shape is \(4.0,\)"),
+        (lambda g: g.input("n", "float32", "4"), "buffer 'n': shape is 4"),
+        (lambda g: g.input("n", "float32", (True,)), r"buffer 'n': shape is \(True,\)"),
+        (lambda g: g.output("n", "float32", (4,), start="x"), "str where a buffer is needed"),
+        (lambda g: g.constant("n", "float32", (4,), value=np.ones(4)), "constant 'n': value is ndarray"),
+        (lambda g: g.constant("n", "float32", (4,), key=3), "buffer 'n': key is int"),
+        (lambda g: g.launch(double, X, kernels.out(X), name=7), "launch: name is int"),
+        (lambda g: g.launch(double, X, np.ones(4)), "launch 'double-1': argument 1 is ndarray"),
+        (lambda g: g.launch(double, X, None), "launch 'double-1': argument 1 is NoneType"),
+        (lambda g: g.launch(double, X, "x"), "launch 'double-1': argument 1 is str"),
+        (lambda g: g.launch(double, X, kernels.out(X), grid=1.5), "launch 'double-1': grid is 1.5"),
+        (lambda g: g.launch(double, X, kernels.out(X), block="1"), "launch 'double-1': block is 1"),
+        (lambda g: g.launch(double, X, kernels.out(X), shared_bytes=1.5), "launch 'double-1': shared_bytes is 1.5"),
+    ],
+)
+def test_what_is_of_another_type_is_told_where_it_is_written(declare, said: str):
+    with pytest.raises(BadValue, match=said) as caught:
+        built(declare)
+    assert caught.value.hint
+
+
 def scaled_by(factor: float) -> kernels.Kernel:
     @kernels.numpy_kernel
     def scaled(a, out):

@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import index
 from typing import Any, Literal
 
 import msgspec
@@ -44,10 +45,6 @@ class Buffer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def nbytes(self) -> int:
         return prod(self.shape) * WIDTHS[self.dtype]
-
-    @property
-    def has_batch_axis(self) -> bool:
-        return self.kind != "constant"
 
 
 class Argument(Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,7 +136,8 @@ def _buffer(buffer: object) -> Buffer:
 
 
 class GraphBuilder:
-    """Builder of one graph; the function under `@app.kernel_graph` gets one, once, when the app is imported."""
+    """Builder of one graph; the function under `@app.kernel_graph` gets one, once, when the app is imported. Dtypes are names, or
+    numpy's."""
 
     def __init__(self) -> None:
         self._buffers: list[Buffer] = []
@@ -147,32 +145,37 @@ class GraphBuilder:
         self._kernels: dict[str, Kernel] = {}
         self._constants: dict[str, Callable[[], object]] = {}
 
-    def input(self, name: str, dtype: str, shape: Sequence[int]) -> Buffer:
+    def input(self, name: str, dtype: object, shape: Sequence[int] | int) -> Buffer:
         """A buffer that each request brings, or names by a key."""
-        return self._add(Buffer(name=name, kind="input", dtype=dtype, shape=tuple(shape)))
+        return self._add(name, "input", dtype, shape)
 
-    def output(self, name: str, dtype: str, shape: Sequence[int], *, start: Buffer | None = None) -> Buffer:
+    def output(self, name: str, dtype: object, shape: Sequence[int] | int, *, start: Buffer | None = None) -> Buffer:
         """A buffer that each request gets back, or leaves under a key. With `start` it begins as a copy of that one."""
-        return self._add(Buffer(name=name, kind="output", dtype=dtype, shape=tuple(shape), start=start.name if start else ""))
+        return self._add(name, "output", dtype, shape, start=start)
 
-    def temporary(self, name: str, dtype: str, shape: Sequence[int], *, start: Buffer | None = None) -> Buffer:
+    def temporary(self, name: str, dtype: object, shape: Sequence[int] | int, *, start: Buffer | None = None) -> Buffer:
         """A buffer that lasts for one request, and shares its memory with others that are not needed at the same time."""
-        return self._add(Buffer(name=name, kind="temporary", dtype=dtype, shape=tuple(shape), start=start.name if start else ""))
+        return self._add(name, "temporary", dtype, shape, start=start)
 
     def constant(
-        self, name: str, dtype: str, shape: Sequence[int], *, key: str = "", value: Callable[[], object] | None = None
+        self, name: str, dtype: object, shape: Sequence[int] | int, *, key: str = "", value: Callable[[], object] | None = None
     ) -> Buffer:
         """A buffer that stays: contents from `value`, called when the function is loaded, or from the data layer by `key`."""
         if value is not None:
+            if not callable(value):
+                raise BadValue(
+                    f"constant {name!r}: value is {type(value).__name__}",
+                    hint="give a function that makes it: value=lambda: array",
+                )
             self._constants[name] = value
-        return self._add(Buffer(name=name, kind="constant", dtype=dtype, shape=tuple(shape), key=key))
+        return self._add(name, "constant", dtype, shape, key=key)
 
     def launch(
         self,
         kernel: Kernel,
         *args: Buffer | Argument | Scalar,
-        grid: Sequence[int] = (1, 1),
-        block: Sequence[int] = (1, 1, 1),
+        grid: Sequence[int] | int = (1, 1),
+        block: Sequence[int] | int = (1, 1, 1),
         shared_bytes: int = 0,
         name: str = "",
     ) -> None:
@@ -185,15 +188,15 @@ class GraphBuilder:
         known = self._kernels.setdefault(kernel.name, kernel)
         if known is not kernel:
             raise BadValue(f"launch: two kernels are called {kernel.name!r}", hint="give one of them another name")
-        named = tuple([Argument(arg.name) if isinstance(arg, Buffer) else arg for arg in args])
+        where = f"launch {_text('launch: name', name) or f'{kernel.name}-{len(self._launches)}'!r}"
         self._launches.append(
             Launch(
                 name=name or f"{kernel.name}-{len(self._launches)}",
                 kernel=kernel.name,
-                args=named,
-                grid=_axes("grid", grid, 2),
-                block=_axes("block", block, 3),
-                shared_bytes=shared_bytes,
+                args=tuple([_argument(f"{where}: argument {place}", arg) for place, arg in enumerate(args)]),
+                grid=_axes("grid", _lengths(f"{where}: grid", grid), 2),
+                block=_axes("block", _lengths(f"{where}: block", block), 3),
+                shared_bytes=_lengths(f"{where}: shared_bytes", shared_bytes)[0],
             )
         )
 
@@ -201,13 +204,49 @@ class GraphBuilder:
         spec = GraphSpec(buffers=tuple(self._buffers), launches=tuple(self._launches), iterations=iterations)
         return KernelGraph(spec, dict(self._kernels), dict(self._constants))
 
-    def _add(self, buffer: Buffer) -> Buffer:
+    def _add(
+        self, name: str, kind: BufferKind, dtype: object, shape: object, *, key: str = "", start: Buffer | None = None
+    ) -> Buffer:
+        where = f"buffer {_text('buffer: name', name)[:80]!r}"
+        known = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", dtype)  # of numpy
+        buffer = Buffer(
+            name=name,
+            kind=kind,
+            dtype=_text(f"{where}: dtype", known),
+            shape=_lengths(f"{where}: shape", shape),
+            key=_text(f"{where}: key", key),
+            start=_buffer(start).name if start is not None else "",
+        )
         self._buffers.append(buffer)
         return buffer
 
 
-def _axes(field: str, given: Sequence[int] | int, count: int) -> Any:
-    axes = (given,) if isinstance(given, int) else tuple(given)
+def _text(field: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise BadValue(f"{field} is {type(value).__name__}", hint="write it as text")
+    return value
+
+
+def _lengths(field: str, given: Any) -> tuple[int, ...]:
+    """Whole numbers, of Python or numpy; one may come alone."""
+    given = given.tolist() if hasattr(given, "tolist") else given
+    parts = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+    if all(hasattr(part, "__index__") and not isinstance(part, bool) for part in parts):
+        return tuple([index(part) for part in parts])
+    raise BadValue(f"{field} is {str(given)[:60]}", hint="whole numbers, such as (224, 224, 3)")
+
+
+def _argument(where: str, given: object) -> Argument | Scalar:
+    if isinstance(given, Buffer):
+        return Argument(given.name)
+    if getattr(given, "shape", None) == () and hasattr(given, "item"):
+        given = given.item()  # a number of numpy's
+    if isinstance(given, Argument | bool | int | float):
+        return given
+    raise BadValue(f"{where} is {type(given).__name__}", hint="a buffer of this graph, or a number; an array is a constant")
+
+
+def _axes(field: str, axes: tuple[int, ...], count: int) -> Any:
     if len(axes) > count:
         hint = "the third axis of the grid counts the requests of a batch" if field == "grid" else "x, y, z"
         raise BadValue(f"{field}: {list(axes)} has {len(axes)} axes, at most {count} are taken", hint=hint)

@@ -88,15 +88,8 @@ class Device:
         return self.all_units & ~self.yielding_units & ~(self.reserved_units(instance) if self.homes else 0)
 
     def find_yielding_slice(self, instance: str, units: int) -> int:
-        """A slice for a batch that gives way: its home first, which is all it may have where slices are fixed."""
-        limits, found = self.spec.limits, self.open_to_yielding(instance)
-        home = self.homes.get(instance, 0)
-        open_home = home if not home & ~found else 0
-        if not limits.per_batch or self.time_shares.get(instance, 1.0) < 1:
-            return open_home
-        if open_home.bit_count() >= units:
-            return find_block(open_home, units, limits.aligned, self.spec.units) or open_home
-        return find_block(found, units, limits.aligned, self.spec.units)
+        """A slice for a batch of this instance that gives way; 0 if there is none."""
+        return self._slice_among(self.open_to_yielding(instance), instance, units)
 
     def overlapping(self, mask: int, *, gives_way: bool) -> tuple[int, ...]:
         """Batches on some of these units: those that give way to one there, or to which one that gives way does."""
@@ -122,14 +115,16 @@ class Device:
         """A free slice for it, shared units or its own home first and none of the units `kept` for others; 0 if there is none."""
         if parts < WHOLE_UNIT and (shared := self.shared_block(units, parts, kept)):
             return shared
+        return self._slice_among(self.all_units & ~self.busy & ~kept, instance, units)
+
+    def _slice_among(self, free: int, instance: str, units: int) -> int:
         limits = self.spec.limits
         home = self.homes.get(instance, 0)
-        idle_home = home if not home & self.busy else 0
+        idle_home = home if not home & ~free else 0
         if not limits.per_batch or self.time_shares.get(instance, 1.0) < 1:
             return idle_home  # an instance with a share of the time on a slice takes turns there
         if idle_home.bit_count() >= units:
             return find_block(idle_home, units, limits.aligned, self.spec.units) or idle_home
-        free = self.all_units & ~self.busy & ~kept
         return find_block(free, units, limits.aligned, self.spec.units) if free.bit_count() >= units else 0
 
     def unreserved_block(self, units: int, without: Container[str] = (), *, borrow: bool = False, taken: int = 0) -> int:

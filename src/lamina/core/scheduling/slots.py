@@ -149,8 +149,7 @@ def slots(view: View, function: FunctionState, units: int = 0, cores: int = 0) -
             has_cores = not wanted_cores or wanted_cores <= device.cores_free
             if has_cores and instance.has_capacity(function.batches_at_once(device)):
                 if instance.segment_us and gives_way(function, instance):
-                    mask = device.find_yielding_slice(instance.id, wanted)
-                    if mask:
+                    if mask := device.find_yielding_slice(instance.id, wanted):
                         yield Slot(instance, device, mask, None, now_us + device.way_us, wanted_cores, gives_way=True)
                     break
                 kept = reserved_units(view, instance, device) if device.homes else 0
