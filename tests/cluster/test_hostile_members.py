@@ -36,7 +36,7 @@ from lamina.cluster.messages import (
     Welcome,
     to_agent_reader,
 )
-from lamina.cluster.packages import PackageStore
+from lamina.cluster.packages import PackageSource, PackageStore
 from lamina.errors import LoadFailed
 from lamina.gateway.deploy.app_package import unpack_from_leader
 from lamina.gpu.protocol import ExecutorReport, ExecutorUsage, GpuClocks
@@ -45,6 +45,7 @@ from lamina.sdk.app_state import StateChanges
 from lamina.types import DeviceSpec
 from lamina.values.references import NodeRef
 from lamina.values.shm import ShmPool
+from lamina.values.slot_refs import SlotReferences
 from tests.cluster import apps
 from tests.cluster.clusters import TOKEN, TestCluster, cluster, start_agent
 from tests.serving import Browser, run
@@ -420,6 +421,39 @@ def test_a_package_that_was_changed_on_disk_is_fetched_again(tmp_path: Path):
         Path(store.path(sha256, "app.py")).unlink()
         again = PackageStore(tmp_path, unpack_from_leader)  # after a restart
         assert again.stored() == [sha256] and await again.ensure(sha256, fetch) and fetched == 3
+
+    run(work, 60)
+
+
+def test_packages_of_a_thousand_deployments_do_not_fill_the_disk_of_an_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lamina.cluster.packages.KEPT_PACKAGES", 3)
+
+    async def work() -> None:
+        store, made = PackageStore(tmp_path, unpack_from_leader), []
+        for number in range(10):
+            content = zipped(f"print({number})")
+            made.append(hashlib.sha256(content).hexdigest())
+
+            async def fetch(content: bytes = content) -> bytes:
+                return content
+
+            assert await store.ensure(made[-1], fetch, lambda: made[:1])
+            os.utime(tmp_path / made[-1], (number, number))
+        assert set(store.stored()) == {made[0], *made[-4:]}  # what is loaded, what has come last, and three more
+
+    run(work, 60)
+
+
+def test_packages_of_versions_that_are_not_served_any_more_take_no_memory(tmp_path: Path):
+    async def work() -> None:
+        references = SlotReferences(8 * 2**20)
+        source = PackageSource("own.py", references, lambda path, whole: (str(path).encode() * 20_000, path.name))
+        for version in range(100):
+            package = await source.get(f"v{version}.py")
+            source.retain([f"v{version}.py", ""])
+            assert references.pool.used_bytes <= 2 * 2**20
+        assert await source.get("v99.py") is package  # that which is served is there
+        references.close()
 
     run(work, 60)
 

@@ -429,7 +429,7 @@ class Agent:
                 )
             if not _ENTRY.fullmatch(code.entry) and code.entry != PACKED:
                 raise LoadFailed(f"{code.entry[:80]!r} is no Python file of a package")
-            if await self._packages.ensure(code.sha256, partial(self._fetch_package, code.package)):
+            if await self._packages.ensure(code.sha256, partial(self._fetch_package, code.package), self._packages_in_use):
                 session.send(PackageStored(code.sha256))
             path = self._packages.path(code.sha256, code.entry)
             python = await self._environments.ensure(Path(path.partition(":")[0]).parent)
@@ -449,6 +449,9 @@ class Agent:
         source = TargetSource(code.app, code.tenant, path, python=python)
         self._shared.describe(spec, source, frame.environment)
         self._engine.perform(Load(made.local, spec.name, frame.device, read_mask(frame.mask), frame.quota))
+
+    def _packages_in_use(self) -> set[str]:
+        return {one.sha256 for one in self._instances.values()}
 
     async def _fetch_package(self, ref: NodeRef | None) -> bytes:
         if ref is None:

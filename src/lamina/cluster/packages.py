@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -35,7 +35,7 @@ FILES = ".files"
 """Ending of the list of a package's files with their hashes, beside its folder."""
 
 KEPT_PACKAGES = 50
-"""Unpacked packages of before that an agent keeps when it starts."""
+"""Unpacked packages that an agent keeps besides those of what it has loaded: it may live through a thousand deployments."""
 
 
 class Package(Struct, frozen=True):
@@ -64,6 +64,14 @@ class PackageSource:
             self._made.pop(target, None)  # files may be there at the next try
             raise
 
+    def retain(self, paths: Collection[str]) -> None:
+        """Forget packages of apps that are not served any more, each of which takes shared memory."""
+        kept = {path or self._own for path in paths} | {self._own}
+        for target in [one for one, made in self._made.items() if one not in kept and made.done()]:
+            made = self._made.pop(target)
+            if not made.cancelled() and made.exception() is None:
+                self._references.pool.free(made.result().ref.slot)
+
     async def _make(self, target: str) -> Package:
         file, _, name = target.partition(":") if ".py:" in target else (target, "", "")
         if not is_bundle(target) and not file.endswith(".py"):
@@ -90,9 +98,7 @@ class PackageStore:
         for name in os.listdir(folder):  # of a life that ended while it unpacked
             if not _SHA256.fullmatch(name) and not _SHA256.fullmatch(name.removesuffix(FILES)):
                 shutil.rmtree(folder / name, ignore_errors=True)
-        known = sorted((path for path in folder.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
-        for path in known[:-KEPT_PACKAGES]:
-            self._remove(path.name)
+        self._prune(())
 
     def stored(self) -> list[str]:
         return sorted(name for name in os.listdir(self._folder) if _SHA256.fullmatch(name))
@@ -101,8 +107,11 @@ class PackageStore:
         """The app in a package: what a worker is started with."""
         return str(self._folder / sha256 / entry)
 
-    async def ensure(self, sha256: str, fetch: Callable[[], Awaitable[bytes]]) -> bool:
-        """Have this package unpacked; `fetch` brings its bytes. True: it is new. Raises `LoadFailed` if they are not those."""
+    async def ensure(
+        self, sha256: str, fetch: Callable[[], Awaitable[bytes]], in_use: Callable[[], Collection[str]] = tuple
+    ) -> bool:
+        """Have this package unpacked; `fetch` brings its bytes. True: it is new, and of those that are not `in_use` the oldest
+        have gone. Raises `LoadFailed` if they are not those."""
         if not _SHA256.fullmatch(sha256):
             raise LoadFailed(f"{sha256[:80]!r} is no SHA-256")
         async with self._locks.setdefault(sha256, asyncio.Lock()):
@@ -128,7 +137,13 @@ class PackageStore:
                 with contextlib.suppress(OSError):
                     shutil.rmtree(fresh, ignore_errors=True)
                 raise
+            self._prune({*in_use(), sha256})
             return True
+
+    def _prune(self, in_use: Collection[str]) -> None:
+        unused = [path for path in self._folder.iterdir() if _SHA256.fullmatch(path.name) and path.name not in in_use]
+        for path in sorted(unused, key=lambda path: path.stat().st_mtime)[:-KEPT_PACKAGES]:
+            self._remove(path.name)
 
     def _remove(self, sha256: str) -> None:
         self._checked.pop(sha256, None)

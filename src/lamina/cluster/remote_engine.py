@@ -170,6 +170,7 @@ class RemoteEngine:
         try:
             if spec is None:
                 raise LaminaError(f"function {action.function!r} is gone")
+            self._parts.packages.retain({one.path for one in shared.sources.values()})
             package = await self._parts.packages.get(source.path)
         except LaminaError as error:
             if self._instances.get(action.instance) is instance:
