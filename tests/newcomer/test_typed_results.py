@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import TypedDict
 
 import msgspec
 import numpy as np
@@ -70,6 +71,21 @@ def test_results_have_the_type_of_the_annotation() -> None:
 def test_a_result_that_is_not_as_annotated_stays_as_it_came() -> None:
     with Server(app):
         assert wrong.remote(1) == {"z": 1}
+
+
+class Row(TypedDict):
+    x: int
+
+
+def test_a_typed_dict_comes_back_with_all_that_it_has() -> None:
+    rows = lamina.App("rows")
+
+    @rows.function()
+    def row(x: int) -> Row:
+        return {"x": x, "more": 1}  # type: ignore[typeddict-unknown-key]
+
+    with Server(rows):
+        assert row.remote(1) == {"x": 1, "more": 1}
 
 
 def test_models_of_pydantic_come_back_as_such() -> None:

@@ -236,7 +236,10 @@ def message_converter(target: Callable[..., Any], incoming: str) -> Converter | 
 def result_converter(hint: Any) -> Converter:
     """Makes of a server's answer what the annotation says it is. Where that cannot be, the answer stays as it came: the call has
     succeeded, and a wrong annotation is no error of the caller's."""
-    convert = _converter_to("result", hint, NOTHING) if _is_array(hint) or _needs_conversion(hint) else None
+    is_made = (_is_array(hint) or _needs_conversion(hint)) and not _has_typed_dict(
+        hint
+    )  # that is a dict as it came, and may have more
+    convert = _converter_to("result", hint, NOTHING) if is_made else None
 
     def make(value: Any) -> Any:
         with contextlib.suppress(BadValue):
@@ -244,6 +247,10 @@ def result_converter(hint: Any) -> Converter:
         return value
 
     return make
+
+
+def _has_typed_dict(hint: Any) -> bool:
+    return typing.is_typeddict(hint) or any(map(_has_typed_dict, get_args(hint)))
 
 
 def _converter_to(name: str, hint: Any, default: Any) -> Converter | None:
