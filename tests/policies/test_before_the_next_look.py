@@ -190,7 +190,7 @@ def test_calls_that_can_wait_are_not_rejected_for_another_tenant(goal: str):
 
 
 def test_what_is_admitted_on_a_device_of_one_slice_is_kept():
-    """Two functions ask for twice what there is: what waits of the other counts, what came a moment ago, and a call's own time."""
+    """Two functions ask for twice what there is: what waits of the other counts, what just came, and a call's own time."""
     parts = [device()]
     for name in ("left", "right"):
         parts += [function(name, {"gpu": {1: [10]}}, slo="20ms", scale="{ min = 1, max = 1 }", load="1ms")]
