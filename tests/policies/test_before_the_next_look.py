@@ -53,9 +53,8 @@ def test_a_function_that_loses_calls_is_loaded_on_idle_devices_before_the_next_p
 def test_calls_that_are_rejected_count_as_demand_for_instances():
     """Of a function with an instance only admitted calls used to count, and those never ask for more than there is."""
     goal = {"slo": "{ latency = '40ms', target = 0.5 }"}  # half may be lost: relief is not what loads it
-    parts = device(count=3), function("f", {"gpu": {1: [10]}}, scale="{ min = 1 }", load="20ms", **goal), load("f", rate=190)
-    found = row(simulated(*parts, seconds=4), "f")
-    assert found.attainment > 0.7
+    parts = device(count=3), function("f", {"gpu": {1: [10]}}, scale="{ min = 1 }", load="20ms", **goal), load("f", rate=280)
+    assert row(simulated(*parts, seconds=3), "f").attainment > 0.8
 
 
 def test_a_goal_that_no_device_could_meet_brings_no_instances():
@@ -79,7 +78,7 @@ def test_what_waits_for_its_load_is_not_unloaded_for_having_been_silent(policy: 
 
     more = {"slo": "20s", "scale": "{ min = 0, idle = '300ms' }", "load": "2s"}
     parts = device(), function("f", {"gpu": {1: [10]}}, **more), load("f", shape="closed", clients=4)
-    summary = simulated(*parts, seconds=3, policy=policy, watch=watch)
+    summary = simulated(*parts, seconds=3, noise=0.0, policy=policy, watch=watch)
     assert row(summary, "f").answered > 50 and not unloads
 
 
@@ -110,20 +109,21 @@ def test_a_short_queue_is_no_place_to_wait_for_a_larger_batch():
 
 def test_what_may_wait_is_not_given_up_beside_a_device_that_does_not_pay():
     """The dear device is idle and in time; the cheap one is busy until it would be too late."""
+    times = {"cheap": {1: [2, 2.9]}, "dear": {1: [2.4, 3.0]}}
     parts = (
         device(1, kind="cheap", more='price = "1/h"'),
         device(1, kind="dear", more='price = "9/h"'),
-        function("f", {"cheap": {1: [2]}, "dear": {1: [1.9]}}, slo="3.2ms", scale="{ min = 2 }", load="1ms"),
-        load("f", rate=500, start="0.3s"),
+        function("f", times, slo="3.2ms", scale="{ min = 2 }", load="1ms", max_batch=2),
+        load("f", rate=300, start="0.3s"),
     )
-    assert row(simulated(*parts, noise=0.0), "f").attainment > 0.75
+    assert row(simulated(*parts, noise=0.0), "f").attainment > 0.9
 
 
 def test_late_batches_leave_room_for_calls_that_can_still_be_in_time():
     """Late answers are wanted too, but thirty-two of them at once keep the device for longer than a call has."""
     more = {"slo": "{ latency = '20ms', on_miss = 'serve' }", "max_batch": 32, "scale": "{ min = 1, max = 1 }", "load": "400ms"}
     parts = device(), function("f", {"gpu": {1: [4, 100]}}, **more), load("f", rate=230)
-    assert row(simulated(*parts, seconds=2), "f").attainment > 0.35
+    assert row(simulated(*parts, seconds=2), "f").attainment > 0.65
 
 
 def test_a_batch_for_the_least_latency_is_no_larger_than_is_in_time():
@@ -134,10 +134,10 @@ def test_a_batch_for_the_least_latency_is_no_larger_than_is_in_time():
         nonlocal ticks
         ticks += isinstance(event, Tick)
 
-    more = {"max_batch": 32, "objective": "latency", "slo": "250ms", "scale": "{ min = 1, max = 1 }", "load": "50ms"}
-    burst = load("f", shape="steps", stages=[["20ms", 1500], ["200ms", 0]], start="0.2s")
-    summary = simulated(device(), function("f", {"gpu": {1: [40, 1240]}}, **more), burst)
-    assert row(summary, "f").in_time >= 4 and ticks < 1_000
+    more = {"max_batch": 32, "objective": "latency", "slo": "250ms", "scale": "{ min = 3, max = 3 }", "load": "50ms"}
+    burst = load("f", shape="steps", stages=[["20ms", 1500], ["2s", 0]])
+    summary = simulated(device(count=3), function("f", {"gpu": {1: [10, 600]}}, **more), burst, seconds=0.5, watch=watch)
+    assert row(summary, "f").in_time >= 20 and ticks < 1_000
 
 
 def test_a_call_is_not_rejected_for_jobs_that_can_wait_for_longer_than_it():
@@ -170,25 +170,34 @@ def test_a_call_that_would_make_one_with_more_time_late_is_rejected():
     assert admitted > 80 and found.in_time >= 0.98 * admitted
 
 
-def waits_of(policy: str, tenant_goal: str) -> Summary:
-    tenants = '[[tenant]]\nname = "desk"\nweight = 1\n[[tenant]]\nname = "farm"\nweight = 1\n'
-    return simulated(
-        device(),
-        function("tight", {"gpu": {1: [20]}}, slo="22ms", scale="{ min = 1, max = 1 }", load="1ms"),
-        function(
-            "long", {"gpu": {1: [20]}}, scale="{ min = 1, max = 1 }", load="1ms", **({"slo": tenant_goal} if tenant_goal else {})
-        ),
-        load("tight", rate=20, tenant="desk"),
-        load("long", rate=60, tenant="farm"),
-        tenants,
-        policy=policy,
-    )
-
-
 @pytest.mark.parametrize("goal", ["", "30s"])
 def test_calls_that_can_wait_are_not_rejected_for_another_tenant(goal: str):
-    refused = row(waits_of("frontier", goal), "long").refused
-    assert "share" not in refused
+    """Calls of one tenant are rejected, as nothing could be done in 22 ms; the other's have all the time there is."""
+    tenants = "".join(f'[[tenant]]\nname = "{name}"\nweight = 1\n' for name in ("desk", "farm"))
+    alone, times = {"scale": "{ min = 1, max = 1 }", "load": "1ms"}, {"gpu": {1: [20]}}
+    summary = simulated(
+        device(),
+        function("tight", times, slo="22ms", **alone),
+        function("other", times, **alone),
+        function("long", times, **alone, **({"slo": goal} if goal else {})),
+        load("tight", rate=20, tenant="desk"),
+        load("other", shape="closed", clients=1, tenant="desk"),
+        load("long", rate=60, tenant="farm"),
+        tenants,
+    )
+    assert row(summary, "tight").refused["deadline"] > 10
+    assert "share" not in row(summary, "long").refused
+
+
+def test_what_is_admitted_on_a_device_of_one_slice_is_kept():
+    """Two functions ask for twice what there is: what waits of the other counts, what just came, and a call's own time."""
+    parts = [device()]
+    for name in ("left", "right"):
+        parts += [function(name, {"gpu": {1: [10]}}, slo="20ms", scale="{ min = 1, max = 1 }", load="1ms")]
+        parts += [load(name, rate=100, start="0.1s")]
+    summary = simulated(*parts, seconds=3)
+    admitted = sum(target.offered - sum(target.refused.values()) for target in summary.targets)
+    assert admitted > 200 and sum(target.in_time for target in summary.targets) >= 0.99 * admitted
 
 
 def test_a_call_with_a_goal_is_not_admitted_to_a_function_that_standing_ones_leave_no_room_for():
