@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 
@@ -9,6 +11,7 @@ from lamina import policies
 from lamina.core.actions import StartBatch
 from lamina.core.events import BatchFinished, Deployed, InstanceLost, InstanceSegmented
 from lamina.core.scheduling.leases import Device
+from lamina.gateway.routes.status import device_status
 from lamina.types import DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits, Slo
 from tests.script import Script
 
@@ -135,6 +138,19 @@ def test_a_policy_with_slots_of_its_own_has_units_that_no_other_gets(policy: str
         for name in list(script.controller.state.instances):
             script.tell(InstanceSegmented(name, 900))
     assert len(script.batches) > 10 and not any(batch.gives_way or batch.overlaps for batch in script.batches)
+
+
+def test_a_batch_that_gives_way_is_shown_on_its_units(script: Script) -> None:
+    """As any other: a device with long work alone was shown as idle."""
+    learnt(script)
+    long = only(script.at(300 * MS).arrives("a", target="long"))
+    state = script.controller.state
+    loop = SimpleNamespace(engine=None, controller=script.controller)
+    shown = device_status(state, loop, state.devices["gpu0"], 301 * MS)  # type: ignore[arg-type]
+    assert shown["leased"] == 8 and [(one["mask"], one["gives_way"]) for one in shown["slices"]] == [(long.mask, True)]
+    script.at(310 * MS).arrives("b", target="quick")
+    shown = device_status(state, loop, state.devices["gpu0"], 311 * MS)  # type: ignore[arg-type]
+    assert shown["leased"] == 8 and [one["gives_way"] for one in shown["slices"]] == [False, True]
 
 
 def test_units_that_are_given_up_are_leased_once_on_either_side() -> None:

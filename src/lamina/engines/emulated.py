@@ -13,7 +13,7 @@ from typing import Any
 
 from lamina import encoding
 from lamina.core.actions import Action, Kill, Load, ResolveData, StartBatch, Unload
-from lamina.core.events import BatchFailed, BatchFinished, DataResolved, Event, InstanceLost, InstanceReady, InstanceSegmented
+from lamina.core.events import BatchFailed, BatchFinished, DataResolved, Event, InstanceLost, InstanceReady
 from lamina.core.workflow.flow import Each, Parallel
 from lamina.core.workflow.runs import ROOT
 from lamina.drivers.engine import EngineShared, JobValues
@@ -101,7 +101,7 @@ class EmulatedEngine:
                 self._start(action)
             case Load():
                 load_us = self._world.load_us(action.function, self._specs[action.device].kind)
-                self._call_at(clock_us() + load_us, lambda: self._on_loaded(action, load_us))
+                self._call_at(clock_us() + load_us, lambda: self._post(InstanceReady(action.instance, load_us)))
             case Kill():
                 self._kill(action)
             case Unload():
@@ -112,11 +112,6 @@ class EmulatedEngine:
     async def stop(self, grace_s: float) -> None:
         if self._timer is not None:  # else the server failed before it started
             self._timer.close()
-
-    def _on_loaded(self, action: Load, load_us: int) -> None:
-        self._post(InstanceReady(action.instance, load_us))
-        if segment_us := self._world.segments_us.get(action.function, 0):
-            self._post(InstanceSegmented(action.instance, segment_us))
 
     def _bring_weights(self, action: StartBatch) -> int:
         """Bring the weights of a batch and pin them; microseconds of the copy. Raises `NoBufferRoom`."""
@@ -143,12 +138,10 @@ class EmulatedEngine:
                 return
         size, units = len(action.jobs), action.mask.bit_count()
         work_us = self._world.batch_us(action.function, spec.kind, size, units, action.cores)
-        work_us, segment_us = self._world.in_segments(action.function, work_us, action.gives_way)
         back_us = self._world.handover_us(action.function, spec, size)
         self._open[action.batch_id] = (action, back_us - back_us // 2)
         running = ColocatedBatch(action.function, size, units / spec.units)
-        work = (action.transfer_us + copy_us, work_us, segment_us, action.overlaps)
-        entry = BatchWork(action.batch_id, running, now_us + back_us // 2, action.behind, *work)
+        entry = BatchWork(action.batch_id, running, now_us + back_us // 2, action.behind, action.transfer_us + copy_us, work_us)
         self._crowds[action.device].add(now_us, entry)
         self._arm_timer(action.device)
 

@@ -83,6 +83,11 @@ class Device:
             found |= mask
         return found
 
+    @property
+    def leased_units(self) -> int:
+        """Units under any batch."""
+        return self.busy | self.yielding_units if self.yielding else self.busy
+
     def open_to_yielding(self, instance: str) -> int:
         """Units that a batch of this instance which gives way may have: busy ones too, and homes that are lent."""
         return self.all_units & ~self.yielding_units & ~(self.reserved_units(instance) if self.homes else 0)

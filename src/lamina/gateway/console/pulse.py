@@ -131,7 +131,7 @@ class Pulse:
             device_status(state, driver, device, now_us)
             | {
                 "held": round(held.get(device.spec.id, 0.0), 4),
-                "running": list(device.running),
+                "running": [*device.running, *device.yielding],
                 "memory_by_function": self._memory_of(device),
                 "price_per_s": device.spec.price_per_s,
                 "node": device.spec.node,

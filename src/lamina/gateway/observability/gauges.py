@@ -36,7 +36,7 @@ class StateGauges(Collector):
         leased = GaugeMetricFamily("lamina_units_leased", "Units under running batches", labels=["device"])
         units = GaugeMetricFamily("lamina_units", "Units of the device", labels=["device"])
         for name, device in self._state.devices.items():
-            leased.add_metric([name], device.busy.bit_count())
+            leased.add_metric([name], device.leased_units.bit_count())
             units.add_metric([name], device.spec.units)
             memory.add_metric([name], device.memory_used_mib * 2**20)
             room.add_metric([name], device.spec.memory_mib * 2**20)

@@ -57,8 +57,9 @@ def device_status(state: ControllerState, loop: RealtimeDriver, device: Device, 
             "function": batches[batch_id].instance.function,
             "jobs": len(batches[batch_id].jobs),
             "for_ms": (now_us - batches[batch_id].started_us) / 1000,
+            "gives_way": batches[batch_id].gives_way,
         }
-        for batch_id, mask in device.running.items()
+        for batch_id, mask in (*device.running.items(), *device.yielding.items())
         if batch_id in batches
     ]
     homes = [
@@ -79,13 +80,21 @@ def device_status(state: ControllerState, loop: RealtimeDriver, device: Device, 
         "units": device.spec.units,
         "soft": device.spec.limits.soft,
         "emulated": isinstance(loop.engine, EmulatedEngine),
-        "leased": device.busy.bit_count(),
+        "leased": device.leased_units.bit_count(),
         "slices": slices,
         "homes": homes,
         "memory_mib": device.spec.memory_mib,
         "memory_used_mib": device.memory_used_mib,
         "way_ms": device.way_us / 1000,
-        **_bandwidth(loop, device, [(one["function"], one["mask"].bit_count()) for one in slices]),
+        **_bandwidth(
+            loop,
+            device,
+            [
+                (one["function"], one["mask"].bit_count())
+                for one in slices
+                if not (one["gives_way"] and one["mask"] & device.busy)
+            ],
+        ),
         "executor": _executor(loop, device.spec.id),
     }
 
