@@ -46,7 +46,7 @@ def told(tmp_path: Path, header: str, gpu: str) -> tuple[Any, list[Span], str, l
             await gateway.stop(5)
 
     said, call_id = run(work)
-    return said, spans, call_id, [line.calls for _, line in output._lines if line.text == "working on 1"]
+    return said, spans, call_id, [line.calls for lines in output._lines.values() for line in lines if line.text == "working on 1"]
 
 
 @pytest.mark.parametrize("gpu", ["no", "null"])
