@@ -318,10 +318,11 @@ def test_a_stream_that_asks_for_too_much_leaves_room_for_one_that_asks_for_less_
     """Before it has had its share, too: what is admitted is kept, and would be in the way of what the other brings."""
     shedder = demand_on(LoadShedder(), 5, 1.0, {"heavy": 100, "light": 5})
     heavy, light = Call("c", "heavy", 0), Call("c", "light", 0)
-    assert shedder.roomy_us(["gpu0"], heavy, needed_us=80) == 100
-    assert shedder.roomy_us(["gpu0"], light, needed_us=80) == 0
+    assert shedder.roomy_us(["gpu0"], heavy, 80, lambda: 0) == 100
+    assert shedder.roomy_us(["gpu0"], heavy, 80, lambda: 40) == 90, "what it takes alone is no waiting"
+    assert shedder.roomy_us(["gpu0"], light, 80, lambda: 0) == 0
     equals = demand_on(LoadShedder(), 5, 1.0, {"heavy": 100, "twin": 100})
-    assert equals.roomy_us(["gpu0"], heavy, needed_us=80) == 0
+    assert equals.roomy_us(["gpu0"], heavy, 80, lambda: 0) == 0
 
 
 def test_a_stream_whose_calls_will_be_late_is_served_worse_before_they_are():

@@ -143,8 +143,10 @@ class Policy:
         needed_us = int(estimate_us * (1 + self.margin)) + margin_us if estimate_us else 0
         if needed_us > allowed_us and not allows_probe(view, flow, needed_us - margin_us, allowed_us):
             return self._rejected(view, flow, call, needed_us, estimate_us)
-        if states_goal(call, flow.slo) and (roomy_us := shedder.roomy_us(hosts, call, needed_us)) > allowed_us:
-            return self._rejected(view, flow, call, max(share_us, roomy_us), estimate_us, is_shed=True)
+        if states_goal(call, flow.slo):
+            alone_us = partial(self._estimator.alone_us, view, flow, allowed_us) if share_us <= allowed_us else int
+            if (roomy_us := shedder.roomy_us(hosts, call, needed_us, alone_us)) > allowed_us:
+                return self._rejected(view, flow, call, max(share_us, roomy_us), estimate_us, is_shed=True)
         if function is None:
             self._to_prefetch.update({name: None for name in flow.functions if not view.functions[name].instances})
             self._backlog.on_admitted(view, flow)

@@ -161,15 +161,16 @@ class LoadShedder:
                     return True
         return False
 
-    def roomy_us(self, devices: Iterable[str], call: Call, needed_us: int) -> int:
+    def roomy_us(self, devices: Iterable[str], call: Call, needed_us: int, alone_us: Callable[[], int]) -> int:
         """The least time that a call of a stream that asks for more than its share must have, where others ask for less: what is
-        among the last to be in time leaves no room for them. That holds before the stream has had its share, too: what is
-        admitted is kept. 0 for any other call."""
+        among the last to be in time leaves no room for them. That holds before the stream has had its share, too, for what is
+        admitted is kept: but only waiting counts then, not what it takes alone (`alone_us`). 0 for any other call."""
         stream = (call.target, call.tenant)
         for name in devices:
             known = self._devices.get(name)
             if known is not None and known.is_overloaded and known.has_light and stream in known.shares:
-                return int(needed_us / NEARLY_LATE)
+                own_us = min(needed_us, alone_us())
+                return own_us + int((needed_us - own_us) / NEARLY_LATE)
         return 0
 
     def _satisfied(self, stream: Stream) -> float:
