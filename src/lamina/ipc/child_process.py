@@ -61,7 +61,7 @@ class WarmProcess:
         self._is_open = True  #: neither taken nor closed
 
     def take(self) -> bool:
-        """Take it; False: it was taken before, or has been closed."""
+        """Take it, for good; False if it has been taken or closed before."""
         was_open, self._is_open = self._is_open, False
         return was_open
 
