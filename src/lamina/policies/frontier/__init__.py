@@ -187,7 +187,7 @@ class Policy:
             names = tuple(self._to_prefetch)
             self._to_prefetch.clear()
             yield from self._autoscaler.prefetch(view, names)
-        if self._autoscaler.needs_relief(view.now_us):
+        if self._autoscaler.losses and self._autoscaler.needs_relief(view.now_us):
             yield RescaleAt(view.now_us)
         waiting = view.waiting
         functions = list(waiting.values())

@@ -91,7 +91,7 @@ class FrontierAutoscaler:
     _homeless: dict[str, None] = field(
         default_factory=dict
     )  #: wanted, loaded nowhere, and there is no room until others have left
-    _losses: dict[str, int] = field(
+    losses: dict[str, int] = field(
         default_factory=dict
     )  #: calls lost for want of a slot, by function, of those since the last scan
     _relief_at_us: int = 0
@@ -106,7 +106,7 @@ class FrontierAutoscaler:
             self._load = dict.fromkeys(view.devices, 0.0)
             self._retry_us.clear()
             yield from self._scan(view)
-            self._losses.clear()
+            self.losses.clear()
             return
         for name in dict.fromkeys([*view.needs_instance, *view.waiting, *view.deferred]):
             function = view.functions[name]
@@ -115,7 +115,7 @@ class FrontierAutoscaler:
                 yield from self._scale_function(view, function)
         if self.needs_relief(view.now_us):
             self._relief_at_us = view.now_us + RELIEF_US
-            for name in list(self._losses):
+            for name in list(self.losses):
                 if name in view.functions:
                     yield from self._relieve(view, view.functions[name])
         if self._to_scan:
@@ -126,14 +126,14 @@ class FrontierAutoscaler:
 
     def on_lost(self, name: str) -> None:
         """A call of the function was rejected, dropped or late although it would have been in time on a free slice."""
-        self._losses[name] = self._losses.get(name, 0) + 1
+        self.losses[name] = self.losses.get(name, 0) + 1
 
     def needs_relief(self, now_us: int) -> bool:
-        return bool(self._losses) and now_us >= self._relief_at_us
+        return bool(self.losses) and now_us >= self._relief_at_us
 
     def _relieve(self, view: View, function: FunctionState) -> Iterator[Decision]:
         """One more instance, if more calls are lost than the SLO allows, on a device that has units free for it now."""
-        spec, lost = function.spec, self._losses[function.spec.name]
+        spec, lost = function.spec, self.losses[function.spec.name]
         allowed = (1 - spec.slo.target) * self.rates.offered_lately(function)
         if not function.instances or len(function.instances) >= spec.scale.max or lost < FEWEST_LOST or lost <= allowed:
             return
