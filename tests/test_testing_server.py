@@ -227,6 +227,12 @@ def waiting() -> lamina.App:
             await asyncio.sleep(0.001)
         return running["left"]
 
+    @app.function(concurrency=4)
+    async def here(count: int) -> int:
+        while running["now"] < count:
+            await asyncio.sleep(0.001)
+        return running["now"]
+
     met = threading.Barrier(4, timeout=60)
 
     @app.function(concurrency=4, cpu=0.25)
@@ -283,6 +289,7 @@ def test_a_client_that_leaves_cancels_its_call_here_too() -> None:
             link.sendall(
                 b"POST /v1/functions/meet HTTP/1.1\r\nhost: localhost\r\ncontent-length: 15\r\n\r\n" + b'{"others": 999}'
             )
+            assert server.client.call("here", {"count": 1}) == 1
         assert server.client.call("left", {"count": 1}) == 1
 
 

@@ -119,6 +119,7 @@ def test_a_stranger_gets_no_byte(tmp_path: Path, data: bytes):
 def test_strangers_that_say_nothing_keep_no_value_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A hundred and twenty-eight silent connections stopped all values for a minute, and with a byte a minute for hours."""
     monkeypatch.setattr(data_port, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(data_port, "FRESH_S", 0.05)
     with values(tmp_path) as (pool, port, client), contextlib.ExitStack() as strangers:
         address = join_address("127.0.0.1", port.port)
         before = pool.put(b"before" * 20_000)

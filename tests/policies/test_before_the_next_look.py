@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from lamina import policies
 from lamina.core.actions import Load, Reject, Unload
-from lamina.core.events import CallArrived, Tick
+from lamina.core.events import CallArrived, Deployed, InstanceReady, Tick
 from lamina.sim import scenario
 from lamina.sim.run import run
 from lamina.sim.summary import Summary, TargetRow
+from lamina.types import DeviceSpec, SliceLimits
+from tests.script import Script, a_function
 
 HEAD = '[scenario]\nseed = {seed}\nduration = "{seconds}s"\nnoise = {noise}\n'
 DEVICE = '[[device]]\nkind = "{kind}"\nunits = {units}\nmemory = "{gib}GiB"\ncount = {count}\nbatches_per_instance = 0\n{more}\n'
@@ -211,3 +214,17 @@ def test_a_call_with_a_goal_is_not_admitted_to_a_function_that_standing_ones_lea
     )
     found = row(simulated(*parts), "homeless")
     assert found.refused == {"no-capacity": found.offered}
+
+
+def test_an_instance_whose_fixed_slice_is_of_another_size_than_is_asked_for_now_is_replaced(script: Script):
+    """Deployed anew with other terms while it has calls: on its slice no batch of it could run, and its calls waited for ever."""
+    fixed = DeviceSpec(id="gpu0", kind="gpu", units=8, memory_mib=1_000, limits=SliceLimits(per_batch=False))
+    script.given(a_function(share=0.25), devices=[fixed], policy=policies.build("frontier"), takes={"f": 10_000})
+    [before] = script.controller.state.instances
+    script.tell(Deployed((a_function(share=0.5),)))
+    script.at(100_000).arrives("c", within_us=600_000_000)
+    script.at(3_000_000)
+    assert [action.instance for _, action in script.said if isinstance(action, Unload)] == [before]
+    [after] = [action for _, action in script.said if isinstance(action, Load)][-1:]
+    script.tell(InstanceReady(after.instance))
+    assert [batch.jobs for batch in script.controller.state.batches.values()]

@@ -151,14 +151,17 @@ class DataPort:
             threading.Thread(target=self._serve, args=(connection,), name="data-port-peer", daemon=True).start()
 
     def _make_room(self) -> bool:
-        """End the connection that was idle for the longest: its client asks again on another one. Where none is, the oldest
-        stranger of the address that has the most of them goes. False: all are busy."""
-        found = min(self._open, key=self._open.__getitem__)
-        if self._open[found] > time.monotonic():
-            if not self._strangers:
+        """End the connection that was idle for the longest: its client asks again on another one. Those that have not asked yet
+        go first, of the address that has the most of them. False: none is idle."""
+        now_s = time.monotonic()
+        late = [one for one in self._strangers if self._open[one] <= now_s]
+        if late:
+            crowd, _ = Counter(self._strangers[one] for one in late).most_common(1)[0]
+            found = next(one for one in late if self._strangers[one] == crowd)
+        else:
+            found = min(self._open, key=self._open.__getitem__)
+            if self._open[found] > now_s:
                 return False
-            crowd, _ = Counter(self._strangers.values()).most_common(1)[0]
-            found = next(one for one, address in self._strangers.items() if address == crowd)
         self._forget(found)
         with contextlib.suppress(OSError):
             found.shutdown(socket.SHUT_RDWR)  # its thread finds out, and closes it

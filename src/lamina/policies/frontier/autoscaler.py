@@ -194,7 +194,7 @@ class FrontierAutoscaler:
         spec, now_us = function.spec, view.now_us
         loaded = []
         for instance in list(function.instances.values()):
-            if not has_block(view, instance):
+            if not has_block(view, instance) or not self._has_config(view, function, instance):
                 yield UnloadInstance(instance.id)
             elif instance.phase in (InstancePhase.LOADING, InstancePhase.WARM):
                 loaded.append(instance)
@@ -224,6 +224,14 @@ class FrontierAutoscaler:
                 is_due = _idle_us(view, instance) >= self._keep_alive_us(view, function, instance)
                 if is_due and instance.phase is InstancePhase.WARM:
                     yield UnloadInstance(instance.id)
+
+    def _has_config(self, view: View, function: FunctionState, instance: Instance) -> bool:
+        """Whether a batch can run on its slice, where that is fixed: deployed anew, a function may ask for another size."""
+        device = view.devices[instance.device]
+        home = device.homes.get(instance.id, 0)
+        if device.spec.limits.per_batch or not home:
+            return True
+        return bool(self.tables.table_for(view, function, device).pareto(1, -home.bit_count(), device.spec.cores)[1])
 
     def _is_stuck(self, view: View, function: FunctionState, loaded: list[Instance]) -> bool:
         """Whether jobs wait behind instances that are all full, though times and rates ask for no more of them: nothing is known
