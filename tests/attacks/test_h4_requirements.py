@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lamina.engines import app_environments
-from lamina.engines.app_environments import find_requirements, read_apart
+from lamina.engines.app_environments import AppEnvironments, find_requirements, read_apart
 from lamina.errors import BadValue
 from lamina.gateway.deploy.tenant_isolation import give_folder, user_of_folder
 from tests.gateway.deploy.admin_fixture import managed
@@ -85,6 +85,21 @@ def test_what_is_read_apart_is_what_is_there(tmp_path: Path) -> None:
     ):
         folder = folder_with(tmp_path / str(number), name, text)
         assert read_apart(folder) == find_requirements(folder)
+
+
+def test_what_many_versions_say_alike_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All versions that are kept are looked through at each deployment: a process for each held up those of all tenants."""
+    folders = [folder_with(tmp_path / str(number), "requirements.txt", "numpy>=2\n") for number in range(20)]
+    other, none = folder_with(tmp_path / "a", "requirements.txt", "numpy>=1\n"), folder_with(tmp_path / "b", "x.py", "")
+    read: list[Path] = []
+    monkeypatch.setattr(app_environments, "read_apart", lambda folder: (read.append(folder), find_requirements(folder))[1])
+    made = AppEnvironments(tmp_path / "environments")
+    assert len({made.key_of(folder) for folder in folders}) == 1
+    assert made.key_of(folders[0], USER).startswith(f"{USER}-") and made.key_of(none) == made.key_of(none) == ""
+    assert made.key_of(other) != made.key_of(folders[0])
+    assert read == [folders[0], none, other]
+    (folders[0] / "requirements.txt").write_text("numpy>=1\n")
+    assert made.key_of(folders[0]) == made.key_of(other)
 
 
 # ------------------------------------------------------------------------- the folder of a version

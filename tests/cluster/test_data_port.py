@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,6 +139,67 @@ def test_strangers_that_say_nothing_keep_no_value_back(tmp_path: Path, monkeypat
                 assert fetched(one, ref_for(KEY, address, found)) == b"%d" % number * 20_000
             newcomer.close()
         assert len(port._open) <= 4
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
+def test_strangers_that_do_not_begin_their_handshake_are_ended_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each kept its thread for ten seconds after it had made room: as many as came."""
+    monkeypatch.setattr(data_port, "MAX_CONNECTIONS", 4)
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    made = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        key,
+        "-out",
+        cert,
+        "-subj",
+        "/CN=x",
+        "-days",
+        "2",
+    ]
+    subprocess.run(made, check=True, capture_output=True)
+    ours, theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=cert)
+    ours.load_cert_chain(cert, key)
+    theirs.check_hostname = False
+    folder = tmp_path / "values"
+    folder.mkdir()
+    pool, port, client = ShmPool(str(folder), "gateway", 2**20), DataPort(str(folder), "127.0.0.1", 0, ours), DataClient(theirs)
+    port.set_keys(KEY)
+    with contextlib.ExitStack() as stack:
+        for end in (pool.close, port.close, client.close):
+            stack.callback(end)
+        waiting = [stack.enter_context(socket.create_connection(("127.0.0.1", port.port), 10)) for _ in range(12)]
+        ended, until_s = 0, time.monotonic() + 5.0  # half of what a handshake may take
+        while ended < 8 and time.monotonic() < until_s:
+            found, _, _ = select.select(waiting, [], [], until_s - time.monotonic())
+            waiting = [one for one in waiting if one not in found]
+            ended += len(found)
+        assert ended == 8
+        value = pool.put(b"value")
+        assert value is not None
+        assert fetched(client, ref_for(KEY, join_address("127.0.0.1", port.port), value)) == b"value"
+
+
+def test_connections_that_were_idle_for_too_long_cost_no_value(tmp_path: Path):
+    """One of them was tried again over the next, which was closed as well."""
+    with values(tmp_path) as (pool, port, client):
+        value = pool.put(b"value")
+        assert value is not None
+        ref = ref_for(KEY, join_address("127.0.0.1", port.port), value)
+        idle: list[socket.socket] = []
+        for _ in range(3):  # as of three fetches at a time
+            fetched(client, ref)
+            idle += client._idle.pop(ref.address)
+        client._idle[ref.address] = idle
+        for connection in list(port._open):
+            connection.shutdown(socket.SHUT_RDWR)
+        assert fetched(client, ref) == b"value"
+        assert len(client._idle[ref.address]) == 1
 
 
 def test_a_stranger_has_a_time_limit_however_often_it_says_a_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -92,6 +92,25 @@ def test_what_is_wanted_of_a_machine_fails_when_it_is_known_to_be_lost_and_it_ma
         run(work, 20)
 
 
+def test_a_lost_machine_leaves_no_connection_open_and_no_waiting_task_is_in_the_way(tmp_path: Path) -> None:
+    async def work() -> None:
+        fetcher = ValueFetcher(pool=ours)
+        assert isinstance(await brought(fetcher, good), ShmRef)
+        assert good.address in fetcher._client._idle
+        fetcher.drop_machine(good.address)
+        assert fetcher._client._idle == {}
+        reads = [asyncio.create_task(fetcher.read(still)) for _ in range(PER_MACHINE + 1)]
+        await asyncio.sleep(0)
+        reads[-1].cancel()
+        await asyncio.wait(reads[-1:])
+        fetcher.drop_machine(still.address)
+        assert all(isinstance(one, FetchFailed) for one in await asyncio.gather(*reads[:-1], return_exceptions=True))
+        await fetcher.close()
+
+    with slots(tmp_path / "ours") as ours, machine(tmp_path / "good") as good, frozen_machine() as still:
+        run(work, 20)
+
+
 def test_a_value_of_a_size_that_cannot_be_meant_does_not_come(tmp_path: Path) -> None:
     async def work() -> None:
         fetcher = ValueFetcher(pool=ours)

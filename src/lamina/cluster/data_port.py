@@ -59,6 +59,9 @@ FRESH_S = 1.0
 CONNECT_S = 3.0
 """For one connection. A machine that lives answers within one lost packet."""
 
+PAUSES_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
+"""Between the tries of a fetch whose connection had to make room for others before it was answered."""
+
 _CHUNK = 4 * 2**20
 _DENIED, _MISSING = -1, -2
 
@@ -128,8 +131,7 @@ class DataPort:
         with self._lock:
             self._lock.notify_all()
             for connection in self._open:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+                _hang_up(connection)
 
     def _accept(self) -> None:
         while not self._is_closed:
@@ -163,8 +165,7 @@ class DataPort:
             if self._open[found] > now_s:
                 return False
         self._forget(found)
-        with contextlib.suppress(OSError):
-            found.shutdown(socket.SHUT_RDWR)  # its thread finds out, and closes it
+        _hang_up(found)
         return True
 
     def _forget(self, connection: socket.socket) -> None:
@@ -192,12 +193,13 @@ class DataPort:
             connection.settimeout(STALL_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is not None:
-                peer = self._tls.wrap_socket(connection, server_side=True)  # the other one is an empty shell from now on
-                with self._lock:
+                peer = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+                with self._lock:  # before the handshake: the other one is an empty shell by now, and cannot be ended
                     if connection not in self._open:
                         return  # it had to make room meanwhile
                     self._open[peer] = self._open.pop(connection)
                     self._strangers[peer] = self._strangers.pop(connection)
+                peer.do_handshake()
             until_s: float | None = time.monotonic() + STRANGER_S
             while (asked := _receive(peer, REQUEST_BYTES, until_s)) is not None:
                 until_s = None
@@ -316,10 +318,16 @@ class DataClient:
         with self._lock:
             self._running.setdefault(ref.address, set()).add(fetch)
         try:
-            try:
-                self._fetch_once(fetch, ref, room)
-            except Unanswered:  # an idle one that was closed meanwhile, or one of too many
-                self._fetch_once(fetch, ref, room)
+            for pause_s in PAUSES_S:
+                try:
+                    self._fetch_once(fetch, ref, room)
+                    return
+                except (
+                    Unanswered
+                ):  # an idle one that was closed meanwhile, as those that were idle for longer; or one of too many
+                    self._drop_idle(ref.address)
+                time.sleep(pause_s)
+            self._fetch_once(fetch, ref, room)
         except (OSError, ssl.SSLError) as error:
             raise FetchFailed(f"{ref.size} bytes of {ref.address}: {error}") from None
         finally:
@@ -331,14 +339,12 @@ class DataClient:
     def abort(self, address: str) -> None:
         """End all that is under way from there: its machine is lost."""
         with self._lock:
-            idle, running = self._idle.pop(address, []), list(self._running.get(address, ()))
+            running = list(self._running.get(address, ()))
             for fetch in running:
                 fetch.is_aborted = True
         for peer in [fetch.peer for fetch in running if fetch.peer is not None]:
-            with contextlib.suppress(OSError):
-                peer.shutdown(socket.SHUT_RDWR)  # its thread wakes up, and closes it
-        for peer in idle:
-            peer.close()
+            _hang_up(peer)
+        self._drop_idle(address)
 
     def close(self) -> None:
         with self._lock:
@@ -347,16 +353,26 @@ class DataClient:
         for address in addresses:
             self.abort(address)
 
+    def _drop_idle(self, address: str) -> None:
+        with self._lock:
+            idle = self._idle.pop(address, [])
+        for peer in idle:
+            peer.close()
+
+    def _check_wanted(self, fetch: _Fetch) -> None:
+        if fetch.is_aborted or self._is_closed:
+            raise OSError("the machine was lost")
+
     def _fetch_once(self, fetch: _Fetch, ref: NodeRef, room: memoryview | bytearray) -> None:
         with self._lock:
+            self._check_wanted(fetch)
             idle = self._idle.get(ref.address)
             fetch.peer = idle.pop() if idle else None
         peer = fetch.peer or self._connect(ref.address)
         is_kept = False
         try:
             with self._lock:
-                if fetch.is_aborted or self._is_closed:
-                    raise OSError("the machine was lost")
+                self._check_wanted(fetch)
                 fetch.peer = peer
             self._fetch(peer, ref, room)
             is_kept = True
@@ -376,6 +392,8 @@ class DataClient:
             peer.settimeout(STALL_S)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return peer if self._tls is None else self._tls.wrap_socket(peer, server_hostname=host)
+        except (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError) as error:
+            raise Unanswered(f"{address}: {error}") from None
         except OSError as error:
             raise FetchFailed(f"{address}: {error}", hint="can this machine reach that one?") from None
 
@@ -399,6 +417,13 @@ class DataClient:
             at += got
         if _receive(peer, len(_END)) != _END:
             raise ConnectionResetError("the value was gone before it was sent")
+
+
+def _hang_up(peer: socket.socket) -> None:
+    """End a connection that a thread may be waiting on: it wakes up, and closes it. The method of a TLS socket would take its
+    state away under that thread."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(peer, socket.SHUT_RDWR)
 
 
 def split_address(text: str) -> tuple[str, int]:

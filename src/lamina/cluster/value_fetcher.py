@@ -90,12 +90,12 @@ class ValueFetcher:
     def drop_machine(self, address: str) -> None:
         """The machine with this data port is lost: nothing more comes from there. It may come back under the same address."""
         lane = self._lanes.get(address)
-        if lane is None:
-            return
-        waiting, lane.waiting = lane.waiting, deque()
-        for _, _, done in waiting:
-            done.set_exception(FetchFailed(f"{address}: the machine was lost"))
-        self._client.abort(address)
+        if lane is not None:
+            waiting, lane.waiting = lane.waiting, deque()
+            for _, _, done in waiting:
+                if not done.done():  # the task that wanted it may have been cancelled
+                    done.set_exception(FetchFailed(f"{address}: the machine was lost"))
+        self._client.abort(address)  # also what is idle: it would stay open for good
 
     async def close(self) -> None:
         self._is_closed = True
@@ -129,7 +129,7 @@ class ValueFetcher:
     def _on_done(self, address: str, lane: _Lane, work: asyncio.Future[None], done: asyncio.Future[None]) -> None:
         self._running.discard(work)
         lane.running -= 1
-        with contextlib.suppress(asyncio.InvalidStateError):  # whoever wanted it may have been cancelled
+        with contextlib.suppress(asyncio.InvalidStateError):  # the task that wanted it may have been cancelled
             if work.cancelled():
                 done.set_exception(FetchFailed(f"{address}: this process ends"))
             elif (error := work.exception()) is not None:

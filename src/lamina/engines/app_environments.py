@@ -47,6 +47,7 @@ REQUIREMENT_FILES = ("uv.lock", "requirements.txt", "pyproject.toml")
 MAX_FILE_BYTES = 4 * 2**20
 MAX_LINES = 2_000
 MAX_LINE = 2_000
+MAX_KEYS = 4_096
 _MARK = "lamina-environment.json"
 _FORMAT = 1
 _POLL_S = 0.5
@@ -142,6 +143,19 @@ def _read(folder: str) -> int:
         error, hint = wrong.message, wrong.hint
     sys.stdout.buffer.write(msgspec.json.encode((error, hint, found)))
     return 0
+
+
+def _digest(folder: Path) -> bytes:
+    """Hash of all that the requirements of a folder are read from."""
+    said = hashlib.sha256()
+    for name in REQUIREMENT_FILES:
+        path = folder / name
+        if path.is_file():
+            with path.open("rb") as file:
+                data = file.read(MAX_FILE_BYTES + 1)  # a larger one is refused, whatever follows
+            said.update(f"{name} {len(data)}\n".encode())
+            said.update(data)
+    return said.digest()
 
 
 def _canonical(line: str) -> str:
@@ -318,11 +332,22 @@ class AppEnvironments:
         self._folder = folder
         self.options = options or EnvironmentOptions()
         self._builds: dict[str, asyncio.Lock] = {}  #: by user: a user's builds take turns, and hold up no other's
+        self._keys: dict[bytes, str] = {}  #: of recipes, by what the files say: to read them takes a process each time
 
     def key_of(self, app_folder: Path, user: int = 0) -> str:
         """Name of the environment of an app; "": it needs none."""
-        found = read_apart(app_folder)
-        return f"{user}-{self._recipe(found).key}" if found is not None else ""
+        said = _digest(app_folder)
+        key = self._keys.get(said)
+        if key is None:
+            found = read_apart(app_folder)
+            key = self._keep_key(said, self._recipe(found).key if found is not None else "")
+        return f"{user}-{key}" if key else ""
+
+    def _keep_key(self, said: bytes, key: str) -> str:
+        if len(self._keys) >= MAX_KEYS:
+            self._keys.clear()
+        self._keys[said] = key
+        return key
 
     def _recipe(self, found: Requirements) -> _Recipe:
         version = ".".join(map(str, sys.version_info[:3]))
@@ -340,6 +365,7 @@ class AppEnvironments:
         if found is None:
             return ""
         recipe = self._recipe(found)
+        self._keep_key(await asyncio.to_thread(_digest, app_folder), recipe.key)
         target = self._folder / f"{user}-{recipe.key}"
         async with self._builds.setdefault(str(user), asyncio.Lock()):
             if not await asyncio.to_thread(_is_ready, target):
