@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from lamina.core.actions import StartBatch
-from lamina.core.events import BatchFinished, CallCancelled, JobOutcome
+from lamina.core.events import BatchFinished, CallCancelled, JobOutcome, TaskReported
 from lamina.core.workflow.engine import MAX_REMADE
 from lamina.core.workflow.error_policy import Catcher, ErrorPolicy
 from lamina.core.workflow.flow import Each, Flow, Task
@@ -158,6 +158,19 @@ def test_a_call_that_is_cancelled_meanwhile_leaves_nothing(world: Callable[..., 
     script.at(S)
     assert script.ending("c1") == "cancelled" and served(script) == ["a", "b", "a"]
     assert not script.controller.state.runs and not any(len(f.queue) for f in script.controller.state.functions.values())
+
+
+def test_a_step_that_is_reported_while_its_inputs_are_made_again_ends(world: Callable[..., Script]) -> None:
+    """Its first run gave the token away, and its worker died after that."""
+    reported = Task("b", "g", ("c",), waits_for_report=True)
+    script = world(flow(Task("a", "f", ("b",)), reported, Task("c", "h"), start=("a",)), ("b", ("a",)))
+    script.at(0).arrives("c1", target="w")
+    while served(script).count("a") < 2:
+        script.at(script.now_us + MS)
+    (execution,) = [one for one in script.controller.state.runs["c1"].executions.values() if one.node.name == "b"]  # type: ignore[attr-defined]
+    script.tell(TaskReported("c1", execution.id))
+    script.at(S)
+    assert served(script) == ["a", "b", "a", "c"] and script.ending("c1") == "reply"
 
 
 def test_a_result_of_a_call_of_a_function_is_its_clients(script: Script) -> None:

@@ -29,7 +29,7 @@ from lamina.core.scheduling.slots import Slot as Slot
 from lamina.core.scheduling.slots import next_slot_us, reserved_units, slots
 from lamina.core.scheduling.state import Clock
 from lamina.core.waiting_lines import Rank
-from lamina.types import WHOLE_UNIT, Call, FunctionSpec
+from lamina.types import WHOLE_UNIT, Call, DeviceSpec, FunctionSpec
 
 if TYPE_CHECKING:
     from lamina.core.scheduling.admission import AdmissionMargin
@@ -315,7 +315,8 @@ class View(Clock):
 
     def _least_function_cost(self, spec: FunctionSpec) -> float:
         prices = []
-        for device in self.devices.values():
+        devices = {_priced_as(device.spec): device for device in self.devices.values()}  # one of those that are alike
+        for device in devices.values():
             where = device.spec
             if spec.fits_family(where.family):
                 units: Iterable[int] = (spec.units_on(where),)
@@ -375,6 +376,11 @@ class View(Clock):
         """Leave these out of `waiting`: it is the turn of others. None of them: show all."""
         waiting = self._state.waiting
         self.waiting = _Visible(waiting, functions) if functions else waiting
+
+
+def _priced_as(spec: DeviceSpec) -> tuple[object, ...]:
+    """What the cost of a batch there follows from."""
+    return (spec.kind, spec.family, spec.units, spec.cores, spec.price_per_s, spec.core_price_per_s, spec.limits)
 
 
 class _Visible(Mapping[str, "FunctionState"]):

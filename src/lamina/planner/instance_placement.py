@@ -6,6 +6,7 @@ Shared by autoscalers (`policies/defaults.py`, `policies/frontier/autoscaler.py`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import UnloadInstance, View
@@ -57,21 +58,26 @@ def has_block(view: View, instance: Instance) -> bool:
 def evictions(view: View, function: FunctionState, worth: Callable[[Instance], tuple[float, ...]]) -> Iterator[UnloadInstance]:
     """Instances to unload on a device where that makes room for a function that has none: idle ones, the least worth keeping
     first; where those are not enough, busy ones too whose function has another."""
-    rooms: list[tuple[int, list[str]]] = []  #: with how many busy ones
+    best: tuple[int, list[str]] | None = None  #: how many busy ones, and all
     for device in view.devices.values():
         there = [view.instances[one] for one in device.instances]
         leaving = {one.id: one.memory_mib for one in there if one.phase is InstancePhase.DRAINING}
         if leaving and fits(function, device, leaving):
             return  # it is on its way
+        draining = len(leaving)
         idle = sorted([one for one in there if is_evictable(view, one)], key=worth)
-        surplus = {one.function: one for one in there if one not in idle and is_surplus(view, one)}
-        for count, instance in enumerate([*idle, *sorted(surplus.values(), key=worth)]):
+        known = {one.function for one in idle}
+        surplus = {one.function: one for one in there if one.function not in known and is_surplus(view, one)}
+        for count, instance in enumerate([*idle, *sorted(surplus.values(), key=worth)], start=1):
             leaving[instance.id] = instance.memory_mib
             if fits(function, device, leaving):
-                gone = [one for one in leaving if view.instances[one].phase is not InstancePhase.DRAINING]
-                rooms.append((max(0, count + 1 - len(idle)), gone))
+                busy = max(0, count - len(idle))
+                if best is None or busy < best[0]:
+                    best = busy, [*leaving][draining:]
                 break
-    for instance_id in min(rooms, key=lambda room: room[0], default=(0, []))[1]:
+        if best is not None and not best[0]:
+            break  # of a thousand devices, the others would take longer than a call has
+    for instance_id in best[1] if best is not None else ():
         yield UnloadInstance(instance_id)
 
 
@@ -90,11 +96,11 @@ def could_fit(view: View, function: FunctionState) -> bool:
 
 def is_surplus(view: View, instance: Instance) -> bool:
     """Whether its function has another one that serves it, and more than it is to have at least."""
-    if instance.phase is not InstancePhase.WARM:
-        return False
     function = view.functions[instance.function]
-    warm = sum(one.phase is InstancePhase.WARM for one in function.instances.values())
-    return warm > max(1, function.spec.scale.min)
+    if instance.phase is not InstancePhase.WARM or len(function.instances) <= function.spec.scale.min:
+        return False
+    warm = (one for one in function.instances.values() if one.phase is InstancePhase.WARM)
+    return next(islice(warm, max(1, function.spec.scale.min), None), None) is not None
 
 
 def is_evictable(view: View, instance: Instance) -> bool:

@@ -166,7 +166,10 @@ class WorkflowEngine:
         if not isinstance(run, WorkflowRun) or execution is None or job is None or run.is_replaying:
             return
         node = execution.node
-        if not isinstance(node, Task) or not node.waits_for_report or job.state is JobState.PARKED:
+        is_being_journaled = (
+            run.durable and job.state is JobState.PARKED
+        )  # else its inputs are made again, and may be wanted no more
+        if not isinstance(node, Task) or not node.waits_for_report or is_being_journaled:
             return
         if job.state is not JobState.AWAITING:
             self._calls.drop_job(run, job)

@@ -30,7 +30,6 @@ from lamina.core.workflow.runs import flow_of
 from lamina.planner.arrival_rates import ArrivalRates
 from lamina.planner.batching import LEAD_US, commit_at_us, is_most_urgent, largest_awaited, should_wait_for_resubmits
 from lamina.planner.blocking import BlockingRule, is_pressed
-from lamina.planner.instance_placement import could_fit
 from lamina.policies.frontier import explain
 from lamina.policies.frontier.admission import CostBudget, RecentEstimates, allows_probe
 from lamina.policies.frontier.autoscaler import FrontierAutoscaler
@@ -122,7 +121,9 @@ class Policy:
         function = view.functions[flow.sole_task.function] if flow.sole_task is not None else None
         for name in flow.functions:
             one = view.functions[name]
-            if not one.instances and not (could_fit(view, one) if states_goal(call, flow.slo) else view.can_host(one)):
+            if not one.instances and not (
+                self._autoscaler.has_room(view, one) if states_goal(call, flow.slo) else view.can_host(one)
+            ):
                 return Reject(call.id, "no-capacity")
         margin_us = view.admission_margin_us(call.target)
         within_us = int((allowed_us - margin_us) / (1 + self.margin))

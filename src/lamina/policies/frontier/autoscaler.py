@@ -88,12 +88,9 @@ class FrontierAutoscaler:
     _to_scan: list[FunctionState] = field(default_factory=list)  #: left of the scan under way, the next one last
     _next_slice_us: int = 0
     _retry_us: dict[str, int] = field(default_factory=dict)  #: functions without an instance: not looked at again before then
-    _homeless: dict[str, None] = field(
-        default_factory=dict
-    )  #: wanted, loaded nowhere, and there is no room until others have left
-    losses: dict[str, int] = field(
-        default_factory=dict
-    )  #: calls lost for want of a slot, by function, of those since the last scan
+    _rooms: dict[str, tuple[int, bool]] = field(default_factory=dict)  #: likewise: until when, and whether it could be loaded
+    _homeless: dict[str, None] = field(default_factory=dict)  #: wanted, and there is no room for one until others have left
+    losses: dict[str, int] = field(default_factory=dict)  #: calls lost for want of a slot, by function, since the last scan
     _relief_at_us: int = 0
     _load: dict[str, float] = field(default_factory=dict)  #: per device, how much of it demand takes; of those scanned
     _forecasts: dict[str, DeviceForecast] = field(default_factory=dict)  #: by kind of device
@@ -105,6 +102,7 @@ class FrontierAutoscaler:
             self._to_scan = list(reversed(view.functions.values()))
             self._load = dict.fromkeys(view.devices, 0.0)
             self._retry_us.clear()
+            self._rooms.clear()
             yield from self._scan(view)
             self.losses.clear()
             return
@@ -115,7 +113,8 @@ class FrontierAutoscaler:
                 yield from self._scale_function(view, function)
         if self.needs_relief(view.now_us):
             self._relief_at_us = view.now_us + RELIEF_US
-            for name in list(self.losses):
+            for name in list(islice(self.losses, FEW if len(self.losses) <= FEW else SLICE)):
+                self.losses[name] = self.losses.pop(name)  # next time it is the turn of others
                 if name in view.functions:
                     yield from self._relieve(view, view.functions[name])
         if self._to_scan:
@@ -127,6 +126,14 @@ class FrontierAutoscaler:
     def on_lost(self, name: str) -> None:
         """A call of the function was rejected, dropped or late although it would have been in time on a free slice."""
         self.losses[name] = self.losses.get(name, 0) + 1
+
+    def has_room(self, view: View, function: FunctionState) -> bool:
+        """Whether the function could be loaded, found out anew every few milliseconds: a thousand devices are many for a call."""
+        until_us, has_room = self._rooms.get(function.spec.name, (0, False))
+        if view.now_us >= until_us:
+            has_room = could_fit(view, function)
+            self._rooms[function.spec.name] = view.now_us + RETRY_US, has_room
+        return has_room
 
     def needs_relief(self, now_us: int) -> bool:
         return bool(self.losses) and now_us >= self._relief_at_us
@@ -208,7 +215,7 @@ class FrontierAutoscaler:
         if want > len(loaded) and now_us >= function.load_not_before_us:
             if not loaded and is_wanted and self._pick_device(view, function) is None:  # none leaves for one that might be called
                 yield from evictions(view, function, lambda instance: (self._worth(view, instance), instance.last_used_us))
-                if could_fit(view, function):
+                if self.has_room(view, function):
                     self._homeless[spec.name] = None
             for more in range(len(loaded), want):
                 device = self._pick_device(view, function)
@@ -347,9 +354,11 @@ class FrontierAutoscaler:
         compared: dict[str, int] = {}
         for device in _from_next(view, function):
             kind = device.spec.kind
-            if compared.get(kind, 0) >= MAX_COMPARED or not fits(function, device, {}):
+            if compared.get(kind, 0) >= MAX_COMPARED:
                 continue
             if with_free_units and (device.all_units & ~device.busy).bit_count() < spec.units_on(device.spec):
+                continue
+            if not fits(function, device, {}):
                 continue
             compared[kind] = compared.get(kind, 0) + 1
             mine = function.instances_by_device.get(device.spec.id, 0)

@@ -166,7 +166,7 @@ class LoadShedder:
         among the last to be in time leaves no room for them. That holds before the stream has had its share, too, for what is
         admitted is kept: but only waiting counts then, not what it takes alone (`alone_us`). 0 for any other call."""
         stream = (call.target, call.tenant)
-        for name in devices:
+        for name in devices if self.is_overloaded else ():
             known = self._devices.get(name)
             if known is not None and known.is_overloaded and known.has_light and stream in known.shares:
                 own_us = min(needed_us, alone_us())
