@@ -32,10 +32,10 @@ demo-cluster: setup  ## Three agents on this machine: one is killed under load, 
 	$(PY) examples/cluster/demo.py
 
 test: devel  ## All tests (those that need a GPU skip without one), on two cores
-	$(PY) -m pytest -q -n 2 --dist loadfile
+	$(PY) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 quick: devel  ## Tests that start no process, in a minute: core, planner, policies, sdk, asl, sim, predict ...
-	$(PY) -m pytest -q -n 2 --dist loadfile --hypothesis-profile quick -m "not live and not slow and not published"
+	$(PY) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --hypothesis-profile quick -m "not live and not slow and not published"
 
 soak: devel  ## A hundred thousand worlds of the controller, and as many of whole servers, from their seeds (hours)
 	$(PY) -m tests.soak core 1000:101000 --jobs $$(nproc)

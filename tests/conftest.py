@@ -27,6 +27,9 @@ MARKED_BY_FOLDER = {"published": "published", "lab": "published", "examples": "s
 """Tests of published systems and of the lab, of examples with their models, and of what a newcomer does with real servers are
 marked by where they are, so that a quick run can leave them out."""
 
+LONG_FOLDERS = ("world", "cluster", "attacks", "examples", "cli")
+"""Have the files that take longest, of few tests each: they begin first, so that no process is left with one at the end."""
+
 LEAVE_S = 120
 
 
@@ -49,6 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if mark := folder_mark(item.path):
             item.add_marker(mark)
+    items.sort(key=lambda item: item.path.relative_to(Path(__file__).parent).parts[0] not in LONG_FOLDERS)  # else as they were
 
 
 @pytest.fixture(autouse=True, scope="session")
