@@ -134,6 +134,14 @@ async def dies():
     os._exit(3)
 
 
+@web.websocket("/pours")
+async def pours(socket: WebSocket, count: int):
+    await socket.accept()
+    for number in range(count):
+        (HERE / "poured").write_text(str(number + 1))
+        await socket.send_bytes(bytes(65_536))
+
+
 @web.websocket("/talk")
 async def talk(socket: WebSocket):
     if socket.query_params.get("no"):
@@ -321,6 +329,34 @@ def test_a_reader_that_pauses_gets_all_of_a_stream(app: Path, ingress: int) -> N
             return came
 
     assert run(work) == count * 65_536
+
+
+@pytest.mark.parametrize("ingress", [0, 1])
+def test_a_websocket_that_is_not_read_for_a_while_gets_all_messages(app: Path, ingress: int) -> None:
+    count, frame_bytes = 1_000, 65_536 + 10
+
+    async def work() -> int:
+        async with serving(app, ingress=ingress) as gateway, asyncio.timeout(60):
+            (app.parent / "poured").unlink(missing_ok=True)
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=65_536)
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            head = f"GET /pours?count={count} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            key = "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
+            writer.write((head + key).encode())
+            sent, before = app.parent / "poured", -1
+            while (now := int(sent.read_text() or 0) if sent.exists() else 0) == 0 or now != before:
+                before = now
+                await asyncio.sleep(0.3)
+            assert before < count // 2
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            await reader.readuntil(b"\r\n\r\n")
+            came = 0
+            while came < count * frame_bytes and (piece := await reader.read(65_536)):
+                came += len(piece)
+            await hang_up(writer)
+            return came
+
+    assert run(work) >= count * frame_bytes
 
 
 def test_one_that_blocks_or_dies_does_so_alone(app: Path) -> None:

@@ -39,7 +39,6 @@ from lamina.gateway.ingress.messages import (
     SocketLeft,
     SocketMessage,
     SocketTaken,
-    chunk_cost,
     socket_data,
 )
 from lamina.gateway.oip.grpc_methods import InferenceMethods
@@ -66,6 +65,7 @@ from lamina.gateway.routes.http_codec import decode_inputs, encode_result, reply
 from lamina.gateway.routes.problems import answered, defect_problem, error_problem, rejection_problem, respond_problem
 from lamina.gateway.routes.rejection_cache import CachedRejection
 from lamina.sdk.binding import Param
+from lamina.server.drain_watch import DrainWatch
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.grpc import OnDone, OnMessage, RpcContext, RpcError, SerializedMessage
 from lamina.server.process_status import ProcessStatus
@@ -74,7 +74,6 @@ from lamina.server.websocket import MessageSocket
 UNSENT_BYTES = 128 * 2**10
 """Of a stream, that its client has not taken: what follows is not reported as taken before."""
 
-DRAIN_POLL_S, MAX_DRAIN_POLL_S = 0.02, 0.25
 MOST_REFUSALS = 1_024
 REFUSAL_HOLDS_US = 10_000
 """How long a refusal of a call over the level is repeated as it was made: to make one takes as long as to read a request."""
@@ -239,20 +238,25 @@ class IngressHttpHandler:
         link.send(ForwardedRequest(number, head, link.store_payload(request.body)))
 
 
+def _watch(link: ControllerLink, number: int, exchange: Exchange) -> DrainWatch:
+    """Watch over a stream, until all of it has come or its client has left."""
+    return DrainWatch(
+        exchange, UNSENT_BYTES, lambda size: link.send(ResponseTaken(number, size)), lambda: not link.is_pending(number)
+    )
+
+
 class HttpReply:
     """Reply to a call, or to a forwarded request. What has come of a stream is reported as its client takes it: a web app is
     held up by a client that does not, and the others behind this process are not."""
 
-    __slots__ = ("_accept", "_codecs", "_exchange", "_is_draining", "_link", "_number", "_poll_s", "_untaken")
+    __slots__ = ("_accept", "_codecs", "_exchange", "_link", "_watch")
 
     def __init__(self, link: ControllerLink, exchange: Exchange, accept: bytes, codecs: CodecPool) -> None:
         self._link = link
         self._exchange = exchange
         self._accept = accept
         self._codecs = codecs
-        self._number = self._untaken = 0
-        self._is_draining = False
-        self._poll_s = DRAIN_POLL_S
+        self._watch: DrainWatch | None = None
 
     def on_message(self, message: ReplyMessage) -> bool:
         exchange = self._exchange
@@ -266,30 +270,14 @@ class HttpReply:
                 return False
             case ResponseChunk():
                 exchange.send_chunk(message.chunk)
-                self._note(message.number, chunk_cost(message.chunk))
+                self._watch = self._watch or _watch(self._link, message.number, exchange)
+                self._watch.note(message.chunk)
                 return False
             case ResponseEnd():
                 exchange.end_stream()
             case ResponseAborted():
                 exchange.abort()
         return True
-
-    def _note(self, number: int, size: int) -> None:
-        self._number = number
-        self._untaken += size
-        if not self._is_draining:
-            self._is_draining = True
-            asyncio.get_running_loop().call_soon(self._drain)
-
-    def _drain(self) -> None:
-        if not self._link.is_pending(self._number):
-            return  # all of it has come, or its client has left
-        if self._exchange.unsent_bytes > UNSENT_BYTES:
-            asyncio.get_running_loop().call_later(self._poll_s, self._drain)
-            self._poll_s = min(2 * self._poll_s, MAX_DRAIN_POLL_S)
-            return
-        size, self._untaken, self._is_draining, self._poll_s = self._untaken, 0, False, DRAIN_POLL_S
-        self._link.send(ResponseTaken(self._number, size))
 
     def _respond_value(self, blob: encoding.Blob, reply: Reply) -> None:
         """Respond with a result; it can be read until this returns."""
@@ -315,13 +303,14 @@ class HttpReply:
 class SocketReply:
     """Reply to a request for a WebSocket: the handshake, messages, and the end; or a response that is none."""
 
-    __slots__ = ("_exchange", "_link", "_request", "_socket")
+    __slots__ = ("_exchange", "_link", "_request", "_socket", "_watch")
 
     def __init__(self, link: ControllerLink, request: HttpRequest, exchange: Exchange) -> None:
         self._link = link
         self._request = request
         self._exchange = exchange
         self._socket: MessageSocket | None = None
+        self._watch: DrainWatch | None = None
 
     def on_message(self, message: ReplyMessage) -> bool:
         match message:
@@ -330,6 +319,8 @@ class SocketReply:
                 return False
             case SocketMessage() if self._socket is not None:
                 self._socket.send(message.message)
+                self._watch = self._watch or _watch(self._link, message.number, self._exchange)
+                self._watch.note(message.data)
                 return False
             case SocketTaken() if self._socket is not None:
                 self._socket.taken(message.count)

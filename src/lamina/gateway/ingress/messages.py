@@ -302,15 +302,10 @@ class ResponseAborted(Struct, frozen=True, array_like=True, tag=23):
 
 
 class ResponseTaken(Struct, frozen=True, array_like=True, tag=40):
-    """The client has taken so much of a stream, or there is room for it here: as `chunk_cost` counts."""
+    """The client has taken so much of a stream, or there is room for it here: as `piece_cost` counts."""
 
     number: Natural
     size: Natural
-
-
-def chunk_cost(chunk: bytes) -> int:
-    """What a chunk of a stream counts for on its way: each of them is work, however small it is."""
-    return len(chunk) + 4 * 2**10
 
 
 class HeadCheckReply(Struct, frozen=True, array_like=True, tag=20):

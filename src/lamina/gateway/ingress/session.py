@@ -50,7 +50,6 @@ from lamina.gateway.ingress.messages import (
     SocketTaken,
     TenantFound,
     TenantLookup,
-    chunk_cost,
     ingress_reader,
     pack_messages,
     socket_data,
@@ -64,6 +63,7 @@ from lamina.gateway.routes.problems import PROBLEM, HttpProblem, defect_problem,
 from lamina.gateway.routes.router import Router
 from lamina.ipc.child_process import ChildProcess, ProcessSpec
 from lamina.ipc.framing import FrameError
+from lamina.server.drain_watch import piece_cost
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.grpc import RpcContext, RpcError
 from lamina.server.http1 import HeadCheck
@@ -117,6 +117,9 @@ class RemoteReply(Exchange):
     def unsent_bytes(self) -> int:
         return self._unsent
 
+    def on_sent(self, piece: bytes) -> None:
+        self._unsent += piece_cost(piece)
+
     def on_taken(self, size: int) -> None:
         self._unsent = max(0, self._unsent - size)
 
@@ -141,7 +144,7 @@ class RemoteReply(Exchange):
 
     def send_chunk(self, piece: bytes) -> None:
         if self.is_streaming and piece:
-            self._unsent += chunk_cost(piece)
+            self.on_sent(piece)
             self._session.send(ResponseChunk(self._number, piece))
 
     def end_stream(self, piece: bytes = b"", *, failed: bool = False) -> None:
@@ -189,7 +192,7 @@ class RemoteReply(Exchange):
     # ------------------------------------------------------------------- WebSockets
 
     def open_socket(self, request: HttpRequest) -> MessageSocket:
-        socket = RemoteSocket(self._session, self._number, check_handshake(request)[1])
+        socket = RemoteSocket(self._session, self._number, check_handshake(request)[1], self.on_sent)
         self.when_disconnected(lambda: socket.leave(ABNORMAL, ""))
         self._session.sockets[self._number] = socket
         return socket
@@ -213,8 +216,11 @@ class RemoteReply(Exchange):
 class RemoteSocket(MessageSocket):
     """A WebSocket whose client is connected to an ingress process."""
 
-    def __init__(self, session: IngressSession, number: int, protocols: tuple[str, ...]) -> None:
+    def __init__(
+        self, session: IngressSession, number: int, protocols: tuple[str, ...], on_sent: Callable[[bytes], None]
+    ) -> None:
         super().__init__(protocols)
+        self._on_sent = on_sent
         self._session = session
         self._number = number
 
@@ -231,7 +237,9 @@ class RemoteSocket(MessageSocket):
 
     def send(self, message: str | bytes) -> None:
         if self._is_open:
-            self._session.send(SocketMessage(self._number, *socket_data(message)))
+            data, is_text = socket_data(message)
+            self._on_sent(data)
+            self._session.send(SocketMessage(self._number, data, is_text))
 
     def taken(self, count: int) -> None:
         if self._is_open:

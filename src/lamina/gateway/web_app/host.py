@@ -37,17 +37,17 @@ from lamina.gateway.web_app.messages import (
     WebRequestBody,
     WebStart,
     WebTaken,
-    flow_size,
     gateway_reader,
 )
 from lamina.ipc.framing import FrameError, StopProcess, pack
 from lamina.sdk.app_loader import load_app
+from lamina.server.drain_watch import piece_cost
 from lamina.server.http1 import event_loop_factory
 
 log = logging.getLogger("lamina")
 
 WINDOW_BYTES = 512 * 2**10
-"""Of a response, on its way to a client that has not taken it, as `flow_size` counts: with more, `send` waits."""
+"""Of a response, on its way to a client that has not taken it, as `piece_cost` counts: with more, `send` waits."""
 
 STARTUP_S, SHUTDOWN_S = 60.0, 10.0
 
@@ -98,7 +98,7 @@ class RunningScope:
             text = message.get("text")
             data = text.encode() if text is not None else bytes(message["bytes"])
             self._tell(WebOutput(number, data, text is not None))
-            await self._count(flow_size(data))
+            await self._count(piece_cost(data))
         elif kind == "websocket.close":
             self.is_complete = True
             self._tell(WebClose(number, message.get("code", 1000), message.get("reason") or ""))
@@ -114,7 +114,7 @@ class RunningScope:
             if is_last and not more:
                 self.is_complete = True
             else:
-                await self._count(flow_size(piece))
+                await self._count(piece_cost(piece))
 
     async def _count(self, size: int) -> None:
         self._unsent += size

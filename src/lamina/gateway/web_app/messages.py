@@ -13,8 +13,6 @@ HeaderList = list[tuple[bytes, bytes]]
 PIECE_BYTES = 256 * 2**10
 """Of a body, in either direction."""
 
-PIECE_COST_BYTES = 4 * 2**10
-
 
 class WebHostSetup(Struct, frozen=True, kw_only=True):
     """Settings of the host process, as JSON on its command line."""
@@ -67,15 +65,10 @@ class WebClientLeft(Struct, frozen=True, array_like=True, tag=4):
 
 
 class WebDrained(Struct, frozen=True, array_like=True, tag=5):
-    """The client has taken so much of the response, as `flow_size` counts it: as much may follow."""
+    """The client has taken so much of the response, as `piece_cost` counts it: as much may follow."""
 
     number: Natural
     size: Natural
-
-
-def flow_size(data: bytes) -> int:
-    """What a piece counts for on its way to a client: each of them is work, however small it is."""
-    return len(data) + PIECE_COST_BYTES
 
 
 # ----------------------------------------------------------------------- from the host

@@ -34,11 +34,11 @@ from lamina.gateway.web_app.messages import (
     WebRequestBody,
     WebStart,
     WebTaken,
-    flow_size,
     web_host_reader,
 )
 from lamina.ipc.child_process import ChildProcess, ProcessSpec, exit_reason
 from lamina.ipc.framing import FrameError, pack
+from lamina.server.drain_watch import DrainWatch
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.http1 import HttpServer
 from lamina.server.memory_budget import MemoryBudget, MemoryCharge
@@ -50,7 +50,6 @@ MODULE = "lamina.gateway.web_app.host"
 STARTUP_S = 90.0
 RESPAWN_S, MAX_RESPAWN_S = 0.1, 5.0
 UNSENT_BYTES = 256 * 2**10  #: of a response that its client has not taken; what follows is waited for
-DRAIN_POLL_S, MAX_DRAIN_POLL_S = 0.02, 0.25
 
 _OURS = frozenset((b"content-length", b"transfer-encoding", b"connection", b"date", b"keep-alive", b"upgrade"))
 """Response headers that the gateway writes itself."""
@@ -104,9 +103,7 @@ class PendingWebRequest:
         self.charge = charge  #: of what the client has sent
         self.sent = 0  #: of the body, to the host
         self.unread = UnreadWindow(0, 0)  #: messages that the application has not taken
-        self.untaken = 0  #: of the response, that the host has not been told that it may send on for
-        self.is_draining = False  #: it will be told
-        self.poll_s = DRAIN_POLL_S
+        self.watch: DrainWatch | None = None  #: over the response: with the client's taking the host may send on
         self._start: WebStart | None = None
         self._is_streaming = False
         self.has_accepted = False
@@ -360,21 +357,12 @@ class WebProcess:
 
     def _acknowledge(self, number: int, pending: PendingWebRequest, data: bytes) -> None:
         """Note a piece of a response; the host may send on for it when the client has taken enough."""
-        pending.untaken += flow_size(data)
-        if not pending.is_draining:
-            pending.is_draining = True
-            self._loop.call_soon(self._drain, number, pending)
-
-    def _drain(self, number: int, pending: PendingWebRequest) -> None:
-        """Let more follow when the client has taken enough: one look for all pieces, less often the longer it takes nothing."""
-        if self._pending.get(number) is not pending:
-            return
-        if pending.exchange.unsent_bytes > UNSENT_BYTES:
-            self._loop.call_later(pending.poll_s, self._drain, number, pending)
-            pending.poll_s = min(2 * pending.poll_s, MAX_DRAIN_POLL_S)
-            return
-        size, pending.untaken, pending.is_draining, pending.poll_s = pending.untaken, 0, False, DRAIN_POLL_S
-        self._tell(number, iter((WebDrained(number, size),)))
+        if pending.watch is None:
+            pending.watch = DrainWatch(
+                *(pending.exchange, UNSENT_BYTES, lambda size: self._tell(number, iter((WebDrained(number, size),)))),
+                is_over=lambda: self._pending.get(number) is not pending,
+            )
+        pending.watch.note(data)
 
     def _on_ended(self, frame: WebEnded) -> None:
         if not frame.is_complete:

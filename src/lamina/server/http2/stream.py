@@ -29,6 +29,9 @@ EARNED_BY_RESPONSE = 4
 """Nuisances that a response earns its client, beside one for each KiB: window updates, pings, a late reset."""
 
 
+PIECE_BYTES = 2**10
+"""What a piece counts for, besides its own, while its reader does not take it: it is an object of its own."""
+
 WRITE_BYTES = 256 * 2**10
 """Of frames that are put together and written at once."""
 
@@ -194,7 +197,7 @@ class Http2Stream:
         self._queue(data)
         self.flush()
         if (
-            self._unsent_bytes > self._connection.limits.unread_bytes
+            self._unsent_bytes + len(self._out) * PIECE_BYTES > self._connection.limits.unread_bytes
             or self._connection.unsent > self._connection.limits.unread_bytes
         ):
             self.reset(CANCEL)
