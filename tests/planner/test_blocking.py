@@ -267,4 +267,4 @@ def test_claims_in_order_name_the_same_as_all_of_them_looked_at(changes: list[tu
     assert known.found == sorted(kept.values())
     for time_us in range(14):
         blocked = [claim for claim in kept.values() if claim.tolerance_us < time_us > PEER * claim.own_us]
-        assert known.blocked_by(time_us) == sorted(blocked)
+        assert list(known.blocked_by(time_us)) == sorted(blocked)

@@ -31,8 +31,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from itertools import tee
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -116,24 +117,21 @@ class BlockingRule:
         known = self._claims_on(view, device)
         if not known.least_us or known.least_us[0][0] >= time_us:
             return 0
-        claims, name = known.found, function.spec.name
-        host, is_shed = device.spec.id, self._is_shed
-        urgent = [
+        name, host, is_shed = function.spec.name, device.spec.id, self._is_shed
+        urgent: Iterator[Claim] = (  # found as they are asked for: of thousands, the first few may want all units
             claim
             for claim in known.blocked_by(time_us)
             if claim.function != name and (claim.home or not is_shed(host, claim.function))
-        ]
+        )
         if len(view.devices) > 1:
-            urgent = [claim for claim in urgent if not _has_room_elsewhere(view, claim, device)]
-        if not urgent:
-            return 0
+            urgent = (claim for claim in urgent if not _has_room_elsewhere(view, claim, device))
         if not _has_time(view, function, time_us):
-            functions = {name, *(claim.function for claim in claims)}
-            share = device.spec.units / len(functions)
-            urgent = [claim._replace(blocks=max(1, min(claim.blocks, int(share / claim.units + 0.5)))) for claim in urgent]
+            share = device.spec.units / known.count_with(name)
+            urgent = (claim._replace(blocks=max(1, min(claim.blocks, int(share / claim.units + 0.5)))) for claim in urgent)
+        urgent, again = tee(urgent)
         held = [Holding(batch.mask, _end_us(batch)) for batch in (view.batches[number] for number in device.running)]
         kept = keep_units(device.spec.units, device.spec.limits.aligned, held, urgent, free, at_us)
-        if not kept & free or self._takes_turn(view, function, device, urgent, time_us):
+        if not kept & free or self._takes_turn(view, function, device, again, time_us):
             return 0
         self.blocked_us = view.now_us
         return kept
@@ -195,7 +193,7 @@ class BlockingRule:
             known.refresh(view, device)
         return known
 
-    def _takes_turn(self, view: View, function: FunctionState, device: Device, urgent: list[Claim], time_us: int) -> bool:
+    def _takes_turn(self, view: View, function: FunctionState, device: Device, urgent: Iterable[Claim], time_us: int) -> bool:
         """Whether it could never run beside what is kept, and has left the device alone for long enough."""
         spec, limits = device.spec, device.spec.limits
         kept = keep_units(spec.units, limits.aligned, (), urgent, device.all_units, view.now_us)
@@ -224,7 +222,7 @@ def _has_time(view: View, function: FunctionState, time_us: int) -> bool:
     return head.due_us - view.now_us > max(AMPLE * time_us, PATIENCE * (head.due_us - head.enqueued_us))
 
 
-def keep_units(units: int, aligned: bool, held: Iterable[Holding], claims: Sequence[Claim], free: int, at_us: int) -> int:
+def keep_units(units: int, aligned: bool, held: Iterable[Holding], claims: Iterable[Claim], free: int, at_us: int) -> int:
     """Units to keep for these claims, most urgent first, at the least cost in free units.
 
     A claim is left out only if no way is found beside those before it: where taking the cheapest block for one leaves none
@@ -235,6 +233,10 @@ def keep_units(units: int, aligned: bool, held: Iterable[Holding], claims: Seque
     kept, homes = 0, 0  #: all that is kept; and what of it has one place only
     placed: list[tuple[int, int]] = []  #: blocks that are kept: where they may be, and their size
     for claim in claims:
+        if kept == everything:
+            break
+        if not claim.home and claim.units > (everything & ~kept).bit_count():
+            continue  # in no order would all of them find a place
         left = everything & ~homes
         for one in held:
             if one.until_us > at_us + claim.tolerance_us:
@@ -355,9 +357,17 @@ class DeviceClaims:
         self._by_function: dict[str, Claim] = {}
         self._to_do: list[str] = []  #: functions that have not been looked at in this round
 
-    def blocked_by(self, time_us: int) -> list[Claim]:
+    def blocked_by(self, time_us: int) -> Iterator[Claim]:
         """Those that a batch of this time would keep from being in time, most urgent first."""
-        return sorted([claim for _, claim in self.least_us[: bisect_left(self.least_us, (time_us,))]])
+        for claim in self.found:
+            if claim.tolerance_us >= time_us:
+                return  # and so have all the others
+            if _blocking_us(claim) < time_us:
+                yield claim
+
+    def count_with(self, name: str) -> int:
+        """How many functions have claims, with this one."""
+        return len(self.found) + (name not in self._by_function)
 
     def refresh(self, view: View, device: Device) -> None:
         self.until_us = view.now_us + FRESH_US
