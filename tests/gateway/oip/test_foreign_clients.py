@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
@@ -42,9 +46,18 @@ def ports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         assert process.stdout is not None
         try:
             told = json.loads(process.stdout.readline())
+            _wait_until_ready(told["url"])
             yield int(told["url"].rpartition(":")[2]), told["grpc_port"]
         finally:
             process.terminate()
+
+
+def _wait_until_ready(url: str) -> None:
+    """It listens before its functions are loaded."""
+    while True:
+        with contextlib.suppress(HTTPError), urlopen(f"{url}/readyz"):
+            return
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("client", [pytest.param(name, marks=mark) for name, mark in CLIENTS.items()])
