@@ -65,6 +65,7 @@ def test_markers_of_a_lock_file_do_not_double_with_each_level(tmp_path: Path) ->
     assert found is not None and len(found.lines) == 40 and max(map(len, found.lines)) < 1_000
 
 
+@pytest.mark.live
 def test_toml_that_takes_hours_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_environments, "_READ_S", 3.0)
     began_s = time.monotonic()
@@ -73,12 +74,14 @@ def test_toml_that_takes_hours_is_given_up(tmp_path: Path, monkeypatch: pytest.M
     assert time.monotonic() - began_s < 30.0
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("text", ["a = " + "[" * 5_000 + "]" * 5_000, "a = " + "1" * 5_000])
 def test_toml_that_cannot_be_read_is_an_error_of_the_deployer(tmp_path: Path, text: str) -> None:
     with pytest.raises(BadValue, match="not TOML"):
         read_apart(folder_with(tmp_path / "a", "pyproject.toml", text))
 
 
+@pytest.mark.live
 def test_what_is_read_apart_is_what_is_there(tmp_path: Path) -> None:
     for number, (name, text) in enumerate(
         (("requirements.txt", "numpy>=2\n"), ("pyproject.toml", "[tool.ruff]\n"), ("x.py", ""))
@@ -123,6 +126,7 @@ print(done)
 """
 
 
+@pytest.mark.live
 @as_root
 def test_a_tenant_s_code_puts_nothing_into_the_folder_of_its_version(tmp_path: Path) -> None:
     """What it put there the server read as its own user: a link in the place of requirements.txt, and an error told its first

@@ -141,6 +141,7 @@ def test_strangers_that_say_nothing_keep_no_value_back(tmp_path: Path, monkeypat
         assert len(port._open) <= 4
 
 
+@pytest.mark.live
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
 def test_strangers_that_do_not_begin_their_handshake_are_ended_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Each kept its thread for ten seconds after it had made room: as many as came."""

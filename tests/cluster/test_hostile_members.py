@@ -425,6 +425,7 @@ def test_a_package_that_was_changed_on_disk_is_fetched_again(tmp_path: Path):
     run(work, 60)
 
 
+@pytest.mark.live
 def test_packages_of_a_thousand_deployments_do_not_fill_the_disk_of_an_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("lamina.cluster.packages.KEPT_PACKAGES", 3)
 
