@@ -41,6 +41,7 @@ from lamina.errors import BadValue, LaminaError
 from lamina.gpu import discovery
 from lamina.gpu.mps import MpsSlicer
 from lamina.gpu.slicers import SliceMode, back_end, open_slicer, uses_soft_slices
+from lamina.gpu.supervisor import StandbyMode
 from lamina.ipc.child_process import WarmProcess
 from lamina.kernels.buffer_store import BufferStore
 from lamina.plugins import DEFAULT_POLICY
@@ -105,6 +106,7 @@ def open_local(
     gpu: str = "no",
     slices: SliceMode = "auto",
     gpu_cores: int = 0,
+    gpu_standby: StandbyMode = "models",
     explain: bool = False,
     memory_bytes: int = 0,
     state_data_bytes: int = DATA_LIMIT_BYTES,
@@ -119,7 +121,7 @@ def open_local(
 ) -> ServingRuntime:
     """Runtime on this machine: CPU cores in worker processes, and the GPUs that `gpu` names ("auto": those there are), in slices
     that have SMs of their own or share all of them (see `Slices`). `gpu_cores` of the cores are set apart for the slices of each
-    GPU, and leased with them.
+    GPU, and leased with them. `gpu_standby`: what stands by behind the executor of a GPU.
 
     With `probe`, what has no profile is timed on its sample inputs when it is loaded, and what has one that no longer holds is
     measured again while the server is idle. `shadow_batches`: measurements may run batches of their own (with `probe`, they do).
@@ -156,7 +158,9 @@ def open_local(
     held = CallBuffers(BufferStore(buffers / f"{app.name}.buffers" if buffers is not None else None), tenant_of)
     volumes = VolumeFolders(buffers.resolve() / "volumes" if buffers is not None else None, app.name)
     probes = table if probe else None
-    engine = _open_engines(app, app_path, cores, gpus, state, shared, isolation, probes, limits, held, volumes, warm)
+    engine = _open_engines(
+        *(app, app_path, cores, gpus, state, shared, isolation, probes, limits, held, volumes, warm), gpu_standby=gpu_standby
+    )
     if cluster is not None:
         engine = ClusterEngine(
             engine, cluster.listen, app_path, state, cluster.pack, local=cluster.local_devices, pools=cluster.pools
@@ -186,6 +190,7 @@ def open_agent(
     gpu: str = "auto",
     slices: SliceMode = "auto",
     gpu_cores: int = 0,
+    gpu_standby: StandbyMode = "models",
     memory_bytes: int = 0,
     environments: EnvironmentOptions | None = None,
 ) -> Agent:
@@ -199,7 +204,9 @@ def open_agent(
     cores = cpu_device(set_apart=gpu_cores * len(gpus))
     cpu = CpuEngine("", [cores], _shm_limits(memory_bytes), state=state, shared=shared)
     engines = [
-        GpuEngine("", device, name, cpu.references, ordinal=place, shared=shared, host_cores=own, state=state)
+        GpuEngine(
+            *("", device, name, cpu.references), ordinal=place, shared=shared, host_cores=own, state=state, standby=gpu_standby
+        )
         for (name, place, device), own in zip(gpus, cores_for_gpus(len(gpus), gpu_cores), strict=True)
     ]
     packages = PackageStore(config.folder / "packages", unpack)
@@ -271,6 +278,8 @@ def _open_engines(
     buffers: CallBuffers,
     volumes: VolumeFolders,
     warm: WarmProcess | None,
+    *,
+    gpu_standby: StandbyMode,
 ) -> CompositeEngine:
     """Engines of this machine's devices. With `probe`, functions without a profile there are timed when they are loaded."""
     isolated, mps = _isolate(app, gpus)
@@ -308,6 +317,7 @@ def _open_engines(
             host_cores=own,
             state=state,
             warm=warm if place == gpus[0][1] and not shared.declared and not environment else None,  # it has none of its own
+            standby=gpu_standby,
         )
         for (name, place, device), own in zip(gpus, cores_for_gpus(len(gpus), gpus[0][2].cores if gpus else 0), strict=True)
     ]

@@ -16,7 +16,7 @@ import pytest
 
 from lamina.gpu import supervisor
 from lamina.gpu.protocol import ExecutorReady, ExecutorSetup, from_executor_reader
-from lamina.gpu.supervisor import ExecutorProcess, ExecutorSupervisor
+from lamina.gpu.supervisor import ExecutorProcess, ExecutorSupervisor, StandbyMode
 from lamina.ipc.child_process import ProcessSpec
 from lamina.values.slot_refs import SlotReferences
 from tests.serving import run, write_app
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.live, pytest.mark.slow]
 class World:
     """A supervisor, and what it reports. An executor that is lost is replaced, as the engine does."""
 
-    def __init__(self, app: Path) -> None:
+    def __init__(self, app: Path, standby: StandbyMode = "models") -> None:
         self.ledger = SlotReferences(1 << 20)
         self.ups: list[int] = []
         self.lost: list[ExecutorProcess] = []
@@ -39,7 +39,7 @@ class World:
             return ExecutorSetup(app=str(app), device="null0", slicer="null", folder=folder, pool_bytes=1 << 20, **owners)
 
         spec = ProcessSpec("lamina.gpu.executor_main", from_executor_reader)
-        self.supervised = ExecutorSupervisor(describe, spec, self.ledger, self._frame, self._lost, opens_ahead=True)
+        self.supervised = ExecutorSupervisor(describe, spec, self.ledger, self._frame, self._lost, standby=standby)
 
     def _frame(self, executor: ExecutorProcess, frame: Any) -> None:
         if isinstance(frame, ExecutorReady):
@@ -149,3 +149,35 @@ def test_when_both_die_at_once_a_fresh_process_takes_over_in_the_end(story: dict
 
 def test_at_the_end_no_process_is_left_not_even_a_standby_that_was_just_started(story: dict[str, Any]):
     assert story["left"] == []
+
+
+async def tell_without_models(app: Path, standby: StandbyMode) -> dict[str, Any]:
+    world = World(app, standby)
+    supervised = world.supervised
+    supervised.take_over()
+    await world.until(lambda: len(world.ups) == 1)
+    if standby == "imports":
+        await world.until(lambda: world.standby)
+    await asyncio.sleep(0)  # what `on_ready` had due at once has happened
+    first = world.standby
+    kill(world.ups[0])
+    await world.until(lambda: len(world.ups) == 2)
+    said = {"standby": first, "served by": world.ups[1], "opens": supervised._opens_ahead, "restarts": supervised.restarts}
+    await asyncio.wait_for(supervised.stop(5.0, is_idle=True), 30)
+    world.ledger.close()
+    return said
+
+
+@pytest.mark.parametrize("standby", ["imports", "off"])
+def test_a_device_without_room_for_models_twice_has_imports_standing_by_or_nothing(
+    tmp_path: Path, standby: StandbyMode, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(supervisor, "STANDBY_AFTER_S", 0.0)
+    app = write_app(tmp_path, 'import lamina\napp = lamina.App("lives")\n')
+    said = run(lambda: tell_without_models(app, standby), 120)
+    assert not said["opens"]
+    assert said["restarts"] == 1
+    if standby == "imports":
+        assert said["served by"] == said["standby"]
+    else:
+        assert said["standby"] == 0

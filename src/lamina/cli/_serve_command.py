@@ -170,6 +170,7 @@ def _open_runtime(
             gpu=config.gpu,
             slices=config.slices,
             gpu_cores=config.gpu_cores,
+            gpu_standby=config.gpu_standby,
             explain=config.explain,
             memory_bytes=memory_bytes,
             state_data_bytes=parse_bytes(config.state_data_limit, "--state-data-limit"),

@@ -50,6 +50,7 @@ class EngineOptions:
     gpu: str
     slices: Literal["auto", "hard", "soft"]
     gpu_cores: int  #: of the host, leased with the slices of each GPU
+    gpu_standby: Literal["models", "imports", "off"]
     no_probe: bool
     slo_check: Literal["refuse", "warn", "off"]
     explain: bool

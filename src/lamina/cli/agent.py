@@ -36,6 +36,9 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
     show_default=True,
     help="Cores of this machine that are leased with the slices of each GPU; 0: they are not counted.",
 )
+@click.option(
+    "--gpu-standby", type=click.Choice(["models", "imports", "off"]), default="models", show_default=True, help="As for serve."
+)
 @click.option("--advertise", metavar="HOST:PORT", help="Where other machines fetch values from this one; default: any port here.")
 @click.option("--token-file", type=_PEM, help="File with the join token; or LAMINA_JOIN_TOKEN.")
 @click.option("--tls-ca", type=_PEM, help="Authority that has signed the certificates of all machines (PEM).")
@@ -77,7 +80,8 @@ def command(**options: Any) -> int:
             with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
                 terms = environment_terms(options["wheelhouse"], options["allow_builds"])
                 report = (options["as_json"], options["ready_file"])
-                runner.run(_serve(config, options["gpu"], options["slices"], options["gpu_cores"], grace_s, terms, *report))
+                gpus = {name: options[name] for name in ("gpu", "slices", "gpu_cores", "gpu_standby")}
+                runner.run(_serve(config, gpus, grace_s, terms, *report))
         finally:
             kill_orphans(others)
     return 0
@@ -85,9 +89,7 @@ def command(**options: Any) -> int:
 
 async def _serve(
     config: AgentConfig,
-    gpu: str,
-    slices: Any,
-    gpu_cores: int,
+    gpus: dict[str, Any],
     grace_s: float,
     terms: EnvironmentOptions,
     as_json: bool,
@@ -118,7 +120,7 @@ async def _serve(
         else:
             click.echo(f"node {config.name} has joined {session.address}   (epoch {session.epoch}, Ctrl-C drains)")
 
-    agent = open_agent(config, unpack_from_leader, gpu=gpu, slices=slices, gpu_cores=gpu_cores, environments=terms)
+    agent = open_agent(config, unpack_from_leader, **gpus, environments=terms)
     await agent.run(stop, on_joined=joined, grace_s=grace_s)
 
 

@@ -60,6 +60,13 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
     show_default=True,
     help="Cores of this machine that are leased with the slices of each GPU; 0: they are not counted.",
 )
+@click.option(
+    "--gpu-standby",
+    type=click.Choice(["models", "imports", "off"]),
+    default="models",
+    show_default=True,
+    help="What stands by behind the executor of a GPU. models: back in a second; imports: no memory of the device; off: nothing.",
+)
 @click.option("--no-probe", is_flag=True, help="Do not time functions without a profile on their examples() at load.")
 @click.option(
     "--slo-check",

@@ -41,7 +41,7 @@ from lamina.gpu.protocol import (
     from_executor_reader,
 )
 from lamina.gpu.slicers import back_end
-from lamina.gpu.supervisor import ExecutorProcess, ExecutorSupervisor
+from lamina.gpu.supervisor import ExecutorProcess, ExecutorSupervisor, StandbyMode
 from lamina.ipc.child_process import ProcessSpec, WarmProcess, exit_reason
 from lamina.ipc.framing import FrameError
 from lamina.state.kv_state import StateAccess
@@ -101,10 +101,11 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
         host_cores: Sequence[int] = (),
         state: StateAccess | None = None,
         warm: WarmProcess | None = None,
+        standby: StandbyMode = "models",
     ) -> None:
-        """`warm` becomes its first executor."""
+        """`warm` becomes its first executor; `standby` is what stands by behind it, where the device has room."""
         super().__init__(app, references, WorkerLimits(), shared or EngineShared(), unprofiled, state)
-        self._warm = warm
+        self._warm, self._standby = warm, standby
         self.device = device
         self.usage: ExecutorUsage | None = None  #: what the executor said last
         self.loads: dict[str, dict[str, float]] = {}  #: by function: where the time of its last load went, in milliseconds
@@ -157,9 +158,10 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
             self._spec = replace(self._spec, output=self._output.fd)
         has_room = not back_end(self._slicer).has_device or self.device.memory_mib >= 10 * STANDBY_MIB
         opens_ahead = has_room and not self._uses_mps
+        standby: StandbyMode = "imports" if self._standby == "models" and not opens_ahead else self._standby
         self._supervisor = ExecutorSupervisor(
             *(self._setup, self._spec, self.references, self._on_frame, self._on_executor_lost),
-            opens_ahead=opens_ahead,
+            standby=standby,
             is_loading=lambda: any(not instance.is_ready for instance in self._instances.values()),
             warm=self._warm,
         )

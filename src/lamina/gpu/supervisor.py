@@ -6,7 +6,7 @@ opened, in pinned memory, with kernels chosen by the libraries. When the executo
 nothing else.
 
 Such a standby has the device open. Under MPS that would be its end, for an error of the device there ends all clients; then, and
-on a device that is small, it leaves the device alone and has the imports only.
+on a device that is small, or if it is asked to (`--gpu-standby`), it leaves the device alone and has the imports only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -55,6 +55,9 @@ MAX_STANDBYS_LOST = 4
 """That end by themselves behind one executor; then there are no more."""
 
 MAX_IMPORTS = 50_000
+
+StandbyMode = Literal["models", "imports", "off"]
+"""What stands by behind an executor: a process with its models ready, one that has its imports alone, or none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -114,8 +117,9 @@ class ExecutorProcess:
 class ExecutorSupervisor:
     """Owner of the executor and its standby.
 
-    `setup` describes a process that serves; `frame` and `lost` are called for the one that does. `opens_ahead`: a standby may
-    have the device open. `is_loading`: are functions on their way, which a standby would hold up? `warm` is to be the first."""
+    `setup` describes a process that serves; `frame` and `lost` are called for the one that does. `standby`: what stands by behind
+    it; with models it has the device open. `is_loading`: are functions on their way, which a standby would hold up? `warm` is to
+    be the first."""
 
     def __init__(
         self,
@@ -125,7 +129,7 @@ class ExecutorSupervisor:
         frame: Callable[[ExecutorProcess, FromExecutor], None],
         lost: Callable[[ExecutorProcess], None],
         *,
-        opens_ahead: bool,
+        standby: StandbyMode,
         is_loading: Callable[[], bool] = lambda: False,
         warm: WarmProcess | None = None,
     ) -> None:
@@ -133,7 +137,7 @@ class ExecutorSupervisor:
         self.restarts = -1  #: the first start is none
         self.standing_by: list[str] | None = None  #: functions that are ready in the standby; None without one
         self.replaced_s = 0.0  #: from the last loss until the device was open again
-        self._opens_ahead, self._is_loading = opens_ahead, is_loading
+        self._has_standby, self._opens_ahead, self._is_loading = standby != "off", standby == "models", is_loading
         self._wanted: list[tuple[str, int, str]] = []
         self._began_s = 0.0
         self._setup, self._spec, self._references = setup, spec, references
@@ -159,7 +163,8 @@ class ExecutorSupervisor:
         executor.is_up = True
         self._standbys_lost = 0
         self.replaced_s = self._loop.time() - self._began_s
-        self._loop.call_later(STANDBY_AFTER_S, self._start_standby)
+        if self._has_standby:
+            self._loop.call_later(STANDBY_AFTER_S, self._start_standby)
 
     def on_modules_imported(self, names: list[str]) -> None:
         self._imported += names[: MAX_IMPORTS - len(self._imported)]

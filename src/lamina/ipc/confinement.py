@@ -56,6 +56,7 @@ _NAMES = frozenset(
         "PYTHONWARNINGS",
         "PYTHONUTF8",
         "PYTHONDONTWRITEBYTECODE",
+        "PYTHONPYCACHEPREFIX",
         "PYTHONFAULTHANDLER",
         "VIRTUAL_ENV",
         "CONDA_PREFIX",
