@@ -8,6 +8,11 @@ OUT=$(mktemp -d)
 mkdir -p "$TOP"
 python3 -m pip install -q --no-index --no-deps --target /tmp/site build/wheels/*.whl 2>&1 | tail -2
 export PYTHONPATH="$PWD/src:$PWD:/tmp/site" PYTHONUNBUFFERED=1
+# Libraries compiled once, as an installer leaves them: a start is not to be measured with the compiling of torch's sources in it.
+unset PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX=/tmp/pyc
+site=$(python3 -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))')
+(cd "$site" && python3 -m compileall -q -j 0 torch torchvision transformers numpy triton tokenizers safetensors huggingface_hub) >/dev/null 2>&1
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,power.limit --format=csv,noheader
 for step in "$@"; do
   what=${step%%:*} limit=${step##*:} begin=$(date +%s)

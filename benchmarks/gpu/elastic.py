@@ -1,53 +1,94 @@
-"""Shares of 1 and 14 units: what lending an idle home for one batch at a time gives the small tenant and takes from the large."""
+"""Shares of 1 and 14 units behind HTTP: what lending an idle home gives the small tenant, and what it takes from the large one.
+
+KNIX's experiment, with the product's own controller: the small tenant always has a call under way, the large one for 0, 10, 50
+and 90 % of the time, in bursts. `frontier` sees calls as they come and no timetable.
+"""
 
 from __future__ import annotations
 
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
 import time
-from typing import Any
 
-from benchmarks.gpu.common import WHOLE, Bench
-from benchmarks.gpu.lanes import median
+from benchmarks.gpu.common import Bench
+from benchmarks.gpu.server import once, post, served
 
-SMALL, LARGE = 0b1, 0b111111111111110
-PERIOD_S, BUSY_S = 0.5, 0.05
-"""The large tenant works for a tenth of the time."""
+APP = "benchmarks/gpu/elastic_app.py"
+GPU = os.environ.get("LAMINA_GPU", "auto")
+BUSY = (0.0, 0.1, 0.5, 0.9)
+PERIOD_S, SECONDS = 1.0, 6.0
 
 
 def run(bench: Bench) -> None:
-    executor = bench.executor()
-    model = bench.model("resnet50")
-    items = list(model.make_input(32).unbind(0))
-    for name, masks in (("small", (SMALL, WHOLE)), ("large", (LARGE,))):
-        executor.load(name, model.module, model.make_input(1), buckets=(32,))
-        executor.prepare(name, masks)
-    found = {lend: tenants(executor, items, lend) for lend in (False, True)}
-    small = 100 * (1 - found[False][0] / found[True][0])
-    large = 100 * (found[True][1] / found[False][1] - 1)
-    bench.report.add("small tenant, time per batch, less", small, "%", least=85, hard_s=found[False][0], lent_s=found[True][0])
-    bench.report.add("large tenant, time per batch, more", large, "%", most=10, hard_us=found[False][1], lent_us=found[True][1])
+    with tempfile.TemporaryDirectory() as folder:
+        device = "gpu" if GPU == "auto" else "cpu"
+        words = ["profile", APP, "--device", device, "--budget", "15s", "--out", folder]
+        path = os.pathsep.join((".", os.environ.get("PYTHONPATH", "")))
+        subprocess.run([sys.executable, "-m", "lamina", *words], check=False, env={**os.environ, "PYTHONPATH": path}, timeout=90)
+        found = {lend: tenants(folder, lend) for lend in (False, True)}
+    for busy in BUSY:
+        (small_s, large_s), (small_lent_s, large_lent_s) = found[False][busy], found[True][busy]
+        label = f"large tenant busy {busy:.0%} of the time"
+        less = 100 * (1 - statistics.mean(small_lent_s) / statistics.mean(small_s))
+        more = {"hard_ms": ms(small_s), "lent_ms": ms(small_lent_s), "calls": [len(small_s), len(small_lent_s)]}
+        goal = {} if busy else {"least": 80}
+        bench.report.add(f"{label}: small tenant, mean time of a call, less", less, "%", **goal, **more)
+        if large_s:
+            rise = 100 * (statistics.mean(large_lent_s) / statistics.mean(large_s) - 1)
+            more = {"hard_ms": ms(large_s), "lent_ms": ms(large_lent_s), "calls": [len(large_s), len(large_lent_s)]}
+            bench.report.add(f"{label}: large tenant, mean time of a call, more", rise, "%", most=10, **more)
 
 
-def tenants(executor: Any, items: list[Any], lend: bool) -> tuple[float, float]:
-    """(batches a second of the small tenant, median wall time of a batch of the large one) over two seconds."""
-    begin = time.perf_counter()
-    flying: dict[int, tuple[str, float]] = {}
-    count, large_us = 0, []
-    busy = {"small": False, "large": False}
-    while (now := time.perf_counter() - begin) < 2.0 or flying:
-        wants_large = now % PERIOD_S < BUSY_S
-        if now < 2.0:
-            if wants_large and not busy["large"]:
-                flying[executor.submit("large", items, LARGE)] = ("large", time.perf_counter())
-                busy["large"] = True
-            if not busy["small"]:
-                mask = WHOLE if lend and not wants_large and not busy["large"] else SMALL
-                flying[executor.submit("small", items, mask)] = ("small", time.perf_counter())
-                busy["small"] = True
-        for done in executor.poll():
-            name, at = flying.pop(done.ticket)
-            busy[name] = False
-            if name == "small":
-                count += 1
+def ms(times: list[float]) -> dict[str, float]:
+    ordered = sorted(times)
+    return {
+        "mean": round(1e3 * statistics.mean(times), 2),
+        "p50": round(1e3 * ordered[len(ordered) // 2], 2),
+        "p95": round(1e3 * ordered[int(0.95 * len(ordered))], 2),
+    }
+
+
+def tenants(profiles: str, lend: bool) -> dict[float, tuple[list[float], list[float]]]:
+    """Times of the calls of (small, large) by how busy the large one is."""
+    options = ("--gpu", GPU, "--profiles", profiles, "--env", f"LAMINA_LEND={int(lend)}", "--slices", "hard")
+    found = {}
+    with served(*options, app=APP) as (_, port, _):
+        for name in ("small", "large"):
+            print(f"   lend {lend}: first {name}: {[once(port, wire(name, patient=True))[::2] for _ in range(3)]}", flush=True)
+        time.sleep(4)  # graphs are captured
+        for busy in BUSY:
+            found[busy] = together(port, busy)
+    return found
+
+
+def wire(name: str, *, patient: bool = False) -> bytes:
+    return post(f"/v1/functions/{name}", b"0.0", patient=patient)
+
+
+def together(port: int, busy: float) -> tuple[list[float], list[float]]:
+    times: dict[str, list[float]] = {"small": [], "large": []}
+    begin_s = time.perf_counter()
+
+    def calls(name: str, part: float) -> None:
+        while (now_s := time.perf_counter() - begin_s) < SECONDS:
+            at_s = now_s % PERIOD_S
+            if at_s >= part * PERIOD_S:
+                time.sleep(PERIOD_S - at_s)
+                continue
+            status, body, took_s = once(port, wire(name))
+            if status == 200:
+                times[name].append(took_s)
             else:
-                large_us.append((time.perf_counter() - at) * 1e6)
-    return count / (time.perf_counter() - begin), median(large_us)
+                print(name, status, body[:200], flush=True)
+
+    threads = [threading.Thread(target=calls, args=("small", 1.0))]
+    threads += [threading.Thread(target=calls, args=("large", busy))] if busy else []
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return times["small"], times["large"]

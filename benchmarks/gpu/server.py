@@ -85,7 +85,7 @@ def load(
     seed: int = 1,
     processes: int = 4,
     peer: str = "lamina",
-    connections: int = 256,
+    connections: int = 200,
 ) -> list[tuple[str, int, float]]:
     """Poisson arrivals at equal rates; (name, status, seconds) of every call, counted from when it was due.
 
