@@ -56,7 +56,7 @@ class Small(Work):
     rounds = 2
 
 
-@app.function(gpu=lamina.GPU(14 / 15, required=True), home=True, lend=LEND, **GOALS)
+@app.function(gpu=lamina.GPU(14 / 15, required=True), home=True, lend=LEND, objective="latency", **GOALS)
 class Large(Work):
     rounds = 10
 

@@ -87,7 +87,7 @@ def load(
     peer: str = "lamina",
     connections: int = 200,
 ) -> list[tuple[str, int, float]]:
-    """Poisson arrivals at equal rates; (name, status, seconds) of every call, counted from when it was due.
+    """Poisson arrivals at equal rates; (name, status, seconds) of every call, in order and counted from when it was due.
 
     By several processes in C, each with its part of the rate: bodies of 150 KB at 25,000 calls/s are 4 GB/s, and a generator
     that is late itself would be measured as the server. All connections together are fewer than a server takes: it would close
@@ -102,11 +102,11 @@ def load(
         rate = str(sum(rates.values()) / processes)
         words = [str(generator()), "127.0.0.1", str(port), rate, str(seconds), str(connections)]
         running = [subprocess.Popen([*words, str(seed + n), *paths], stdout=subprocess.PIPE, text=True) for n in range(processes)]
-        found: list[tuple[str, int, float]] = []
+        found: list[tuple[int, tuple[str, int, float]]] = []
         for process in running:
             *lines, last = process.communicate(timeout=seconds + 60)[0].splitlines()
             for line in lines:
-                kind, status, _, _, took_us = line.split()
-                found.append((names[int(kind)], int(status), int(took_us) / 1e6))
-            found += [(names[0], 0, seconds)] * int(last.split()[2])  # unanswered
-    return found
+                kind, status, due_us, _, took_us = line.split()
+                found.append((int(due_us), (names[int(kind)], int(status), int(took_us) / 1e6)))
+            found += [(int(seconds * 1e6), (names[0], 0, seconds))] * int(last.split()[2])  # unanswered
+    return [call for _, call in sorted(found)]

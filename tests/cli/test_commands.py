@@ -181,6 +181,13 @@ def test_serve_says_what_it_serves(app: Path) -> None:
         assert word in said
 
 
+def test_an_app_is_declared_by_the_variables_that_its_functions_will_have(tmp_path: Path) -> None:
+    """What a file reads at its top must be the same in the server, which decides by it, and in the processes of the functions."""
+    text = "import lamina, os\napp = lamina.App('v')\n@app.function(slo=os.environ['GOAL'])\ndef echo(x):\n    return x\n"
+    said = introduction(str(write_app(tmp_path, text)), "--env", "GOAL=750ms", "--store", "none")
+    assert "SLO 750ms" in said
+
+
 def test_a_server_on_make_believe_devices_takes_the_profiled_time(tmp_path: Path) -> None:
     (tmp_path / "profiles").mkdir()
     points = [{"batch": 1, "units": 4, "p50_us": 30_000}, {"batch": 8, "units": 4, "p50_us": 60_000}]

@@ -69,6 +69,29 @@ def test_without_a_goal_the_shortest_work_is_served_first():
     assert row(text, "long").answered == row(text, "long").offered
 
 
+def lent(objective: str) -> tuple[TargetRow, TargetRow]:
+    """A small function that always has a call under way, and a large one whose home is lent to it."""
+    times = {"small": (41, 21.8, 12.3, 7.3, 4.7), "large": (204, 109, 61.2, 36.3, 23.4)}
+    text = ""
+    for (name, ms), units in zip(times.items(), (1, 14), strict=True):
+        rows = "".join(f"p50_ms.{size} = [{one}]\n" for size, one in zip((1, 2, 4, 8, 15), ms, strict=True))
+        more = f'objective = "{objective}"\n' + ("home = true\n" if name == "large" else "")
+        text += (
+            f'[[function]]\nname = "{name}"\nmax_batch = 1\nshare = {units / 15}\nmemory = "1GiB"\nslo = "5s"\n{more}'
+            f'scale = {{ min = 1, max = 1 }}\nload = "10ms"\n[function.profile.h200]\nbatch = [1]\n{rows}'
+        )
+    text += '[[load]]\ntarget = "small"\nshape = "closed"\nclients = 1\n' + a_load("large", 15)
+    return row(text, "small"), row(text, "large")
+
+
+def test_for_the_least_latency_a_job_waits_for_more_units_if_it_is_done_sooner():
+    """The large one comes while its home is lent, for five milliseconds: on the unit that is free it would take ten times as long
+    as it does once they are over."""
+    small, large = lent("latency")
+    assert large.mean_ms < 1.5 * 26 and large.answered == large.offered
+    assert small.mean_ms < 0.5 * 41
+
+
 def test_an_objective_is_checked_wherever_it_is_stated():
     with pytest.raises(BadValue, match="objective: 'speed' is no objective"):
         App("a").function(objective="speed")  # type: ignore[arg-type]

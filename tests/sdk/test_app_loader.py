@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import traceback
 from pathlib import Path
 
@@ -27,6 +28,14 @@ def test_the_only_app_of_a_file_is_found(tmp_path: Path):
 def test_an_app_is_found_by_its_name(tmp_path: Path):
     file = written(tmp_path, ONE + 'other = lamina.App("two")\n')
     assert load_app(f"{file}:other").name == "two"
+
+
+def test_variables_are_set_while_an_app_is_imported_and_then_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("APP_NAME", "before")
+    monkeypatch.delenv("APP_MORE", raising=False)
+    file = written(tmp_path, 'import lamina, os\napp = lamina.App(os.environ["APP_NAME"] + os.environ["APP_MORE"])\n')
+    assert load_app(file, {"APP_NAME": "one", "APP_MORE": "-more"}).name == "one-more"
+    assert os.environ["APP_NAME"] == "before" and "APP_MORE" not in os.environ
 
 
 def test_one_app_under_two_names_is_one_app(tmp_path: Path):

@@ -158,12 +158,15 @@ def _open_runtime(
 ) -> ServingRuntime:
     """Runtime with app, policy and engine."""
     from lamina import bootstrap, policies
+    from lamina.sdk.app_loader import load_app
 
     policy = policies.build(config.policy, policy_options(config.options))
+    app = load_app(app_path, config.environment)
     listen = agents.listen
     if not config.emulated_devices:
         return bootstrap.open_local(
             app_path,
+            app=app,
             policy=policy,
             profiles=config.profiles,
             probe=not config.no_probe,
@@ -183,10 +186,7 @@ def _open_runtime(
         )
     if listen is not None:
         raise BadValue("--agents: emulated devices have no agents", hint="leave out --emulate")
-    from lamina.sdk.app_loader import load_app
-
-    profiles = bootstrap.read_profiles(app_path, config.profiles)
-    app, devices = load_app(app_path), config.emulated_devices
+    profiles, devices = bootstrap.read_profiles(app_path, config.profiles), config.emulated_devices
     return bootstrap.open_emulated(app, devices, profiles, policy=policy, explain=config.explain)
 
 

@@ -141,7 +141,7 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
 @click.option("--trust-deployers", is_flag=True, help="Take code of tenants also where nothing keeps it apart from others.")
 @click.option("--tenant-users", default="200000-265535", show_default=True, help="Users that functions of tenants run as.")
 @click.option(
-    "--env", "variables", multiple=True, metavar="NAME[=VALUE]", help="Variable for the app's own functions; repeatable."
+    "--env", "variables", multiple=True, metavar="NAME[=VALUE]", help="Variable for the operator's own app; repeatable."
 )
 @click.option(
     "--broker",

@@ -8,6 +8,7 @@ import inspect
 import os
 import re
 import sys
+from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
@@ -25,8 +26,22 @@ _loading: ContextVar[str] = ContextVar("lamina_loading", default="")
 _NO_OPTION = re.compile(r"(\w+)\.(\w+)\(\) got an unexpected keyword argument '(\w+)'.*")
 
 
-def load_app(target: str) -> App:
-    """The app at "path/file.py", "path/file.py:name", "package.module" or "package.module:name"."""
+def load_app(target: str, environment: Mapping[str, str] | None = None) -> App:
+    """The app at "path/file.py", "path/file.py:name", "package.module" or "package.module:name".
+
+    `environment`: variables that are set while it is imported, so that it declares here what its processes will find.
+    """
+    if environment:
+        before = {name: os.environ.get(name) for name in environment}
+        os.environ.update(environment)
+        try:
+            return load_app(target)
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
     if is_bundle(target):
         return open_bundle(target)
     if "://" in target:

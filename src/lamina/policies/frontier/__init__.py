@@ -41,6 +41,7 @@ from lamina.policies.frontier.batch_planner import (
     RunFeasibility,
     as_asked,
     cheaper_upcoming_slots,
+    fastest_config,
     select_batch,
 )
 from lamina.policies.frontier.candidate_slots import CandidateSlot, free_candidates, spared_candidates, upcoming_candidates
@@ -261,7 +262,10 @@ class Policy:
                     return self._start(view, batch, decision.slot, decision.config, slots)
             upcoming = upcoming_candidates(view, self._tables, self._blocking, function, batch.end_us - fastest_us)
             return self._commit(view, batch, upcoming)
-        if in_time and has_goal and objective != "latency" and (len(function.instances) > 1 or config.cost > cost_limit):
+        if objective == "latency" and in_time:
+            if sooner := self._sooner(view, batch, chosen, config):
+                return self._commit(view, batch, sooner)
+        elif in_time and has_goal and (len(function.instances) > 1 or config.cost > cost_limit):
             cheaper = cheaper_upcoming_slots(view, self._tables, self._blocking, batch, chosen, config, self.spare, cost_limit)
             if cheaper:
                 return self._commit(view, batch, cheaper)
@@ -292,6 +296,18 @@ class Policy:
         from_us, held_us = (slot.at_us, us) if slot.behind is not None else (view.now_us, us + slot.device.way_us)
         return bool(self._blocking.kept_units(view, batch.function, slot.device, mask, from_us, held_us) & mask)
 
+    def _sooner(self, view: View, batch: NextBatch, chosen: CandidateSlot, config: BatchConfig) -> list[CandidateSlot]:
+        """The next upcoming slot where the batch would be done sooner than on the best one that is free now, if there is any."""
+        end_us = chosen.at_us + chosen.time_us(config)
+        before_us = end_us - batch.fastest_us
+        if before_us > view.now_us:
+            for slot in upcoming_candidates(view, self._tables, self._blocking, batch.function, before_us):
+                [slot] = _with_transfers(view, batch.jobs, [slot])
+                ours = fastest_config(slot, config.batch, end_us - 1)
+                if ours and not self._blocks(view, batch, slot, ours) and not _waits_for_resubmits(batch.function, slot, ours):
+                    return [slot]
+        return []
+
     def _commit(self, view: View, batch: NextBatch, slots: Iterable[CandidateSlot]) -> Decision:
         """Nothing that is free would do: a slot behind a running batch, committed just before that one ends. `slots` come in the
         order in which they are free; those that are free well after the next commitment are not looked at."""
@@ -314,7 +330,10 @@ class Policy:
                     continue
                 slot = asked[0]
             slot = _with_transfers(view, jobs, [slot])[0]
-            config = slot.cheapest_within(len(jobs), batch.end_us - slot.at_us)
+            if batch.objective == "latency" and batch.in_time:
+                config = fastest_config(slot, len(jobs), batch.end_us)
+            else:
+                config = slot.cheapest_within(len(jobs), batch.end_us - slot.at_us)
             if config is not None and self._blocks(view, batch, slot, config):
                 slot, config = self._spared(view, batch, slot)
             if config is None or _waits_for_resubmits(function, slot, config):

@@ -212,6 +212,11 @@ def _fastest(slots: list[CandidateSlot], count: int, due_us: int) -> BatchDecisi
     return _fastest_of(slots, least, due_us)
 
 
+def fastest_config(slot: CandidateSlot, count: int, due_us: int) -> BatchConfig | None:
+    """What is done first of so many jobs here, as far as one batch takes them; None if none would be by then."""
+    return _fastest([slot], count, due_us).config
+
+
 def _fastest_of(slots: list[CandidateSlot], count: int, due_us: int) -> BatchDecision:
     """So many jobs, as far as one batch takes them, where they are done first, by then at the latest."""
     best: tuple[int, float, CandidateSlot, BatchConfig] | None = None
