@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from lamina.cluster.data_port import FetchFailed
-from lamina.cluster.messages import JobOnNode, RunOnNode
+from lamina.cluster.messages import DoneOnNode, JobOnNode, RunOnNode
 from lamina.cluster.node_batches import NodeBatches
 from lamina.cluster.value_fetcher import Fetched
 from lamina.core.actions import Action, DropJob, JobRef, StartBatch
@@ -71,4 +71,15 @@ def test_what_ends_after_its_session_is_told_to_none() -> None:
     world.batches.end_session(world.session)
     world.batches.on_finished(BatchFinished(started.batch_id, 5))
     assert world.said == []
+    world.references.close()
+
+
+def test_a_warm_up_is_told_as_one() -> None:
+    """Else the leader would take what it waited for as the time of the function, and of the way to the machine."""
+    world = World()
+    world.run(1, b"x")
+    (started,) = [one for one in world.told if isinstance(one, StartBatch)]
+    world.batches.on_finished(BatchFinished(started.batch_id, 5, is_warmup=True))
+    (done,) = world.said
+    assert isinstance(done, DoneOnNode) and done.is_warmup
     world.references.close()

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from lamina.core.device_timing import WayEstimate
+from lamina.core.events import BatchFinished
 from tests.script import BIG_GPU, Script, a_function
 
 MS = 1_000
@@ -99,3 +100,17 @@ def test_a_booked_batch_says_nothing_about_the_way(script: Script):
     after_us = the_device(script).way_us
     script.at(script.now_us + 10 * MS).finishes(took_us=10 * MS)
     assert the_device(script).way_us == after_us == pytest.approx(before_us, rel=0.01)
+
+
+def test_a_warm_up_says_nothing_about_the_way_nor_about_its_function(script: Script):
+    """It waited for what the next batches find made."""
+    served(script, way_us=3 * MS).arrives("first")
+    seen = script.predictor.seen
+    seen.clear()
+    [batch] = script.controller.state.batches.values()
+    script.at(script.now_us + 300 * MS).tell(BatchFinished(batch.id, 150 * MS, is_warmup=True))
+    assert not script.controller.state.batches and not seen
+    assert the_device(script).way_us == pytest.approx(3 * MS, rel=0.01)
+    script.arrives("second")
+    script.at(script.now_us + 13 * MS).finishes(took_us=10 * MS)
+    assert seen == [("f", 1, 10 * MS)]

@@ -22,7 +22,7 @@ from lamina.sdk.spans import InnerSpan
 from lamina.types import DeviceSpec, FunctionSpec
 from lamina.values.references import ErrorInfo, NodeRef, Owner
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of these frames; both sides must speak the same one."""
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?\Z")]
@@ -256,6 +256,7 @@ class DoneOnNode(_Message, frozen=True, tag=32):
     device_us: Natural
     results: list[bytes | NodeRef | ErrorInfo]
     spans: list[InnerSpan] = []
+    is_warmup: bool = False
 
 
 class FailedOnNode(_Message, frozen=True, tag=33):
@@ -323,6 +324,7 @@ class CommitState(_Message, frozen=True, tag=39):
     device_us: Natural
     results: list[bytes | ErrorInfo]
     changes: list[StateChanges]
+    is_warmup: bool = False
 
 
 class WantsToLeave(_Message, frozen=True, tag=40):

@@ -262,7 +262,7 @@ class NodeBatches:
             else:
                 results.append(found)
         if is_current:
-            session.send(DoneOnNode(batch.wire_id, event.device_us, results, batch.spans))
+            session.send(DoneOnNode(batch.wire_id, event.device_us, results, batch.spans, event.is_warmup))
 
     def on_failed(self, event: BatchFailed) -> None:
         batch = self._batches.get(event.batch_id)
@@ -297,7 +297,7 @@ class NodeBatches:
                 results.append(bytes(self._references.reader.view(result)))
             else:
                 results.append(result)
-        batch.session.send(CommitState(question, batch.wire_id, done.device_us, results, done.state))
+        batch.session.send(CommitState(question, batch.wire_id, done.device_us, results, done.state, done.is_warmup))
         return True
 
     def _tell(self, session: LeaderSession, frame: Struct) -> None:

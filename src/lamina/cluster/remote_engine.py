@@ -88,6 +88,7 @@ class RemoteBatch(InFlightBatch):
     fetching: int = 0  #: results on their way here
     results: list[bytes | ShmRef | ErrorInfo] = field(default_factory=list)
     reasons: dict[int, str] = field(default_factory=dict)  #: by place: why a result could not be fetched
+    is_warmup: bool = False
 
 
 class RemoteEngine:
@@ -351,6 +352,7 @@ class RemoteEngine:
             raise FrameError(f"{len(done.results)} results for batch {done.batch_id}, which it does not have")
         if done.spans and self._parts.shared.on_spans is not None:
             self._parts.shared.on_spans(done.batch_id, done.spans)
+        batch.is_warmup = done.is_warmup
         results: list[bytes | ShmRef | ErrorInfo] = []
         wanted: list[tuple[int, NodeRef]] = []
         given = iter(done.results)
@@ -413,7 +415,7 @@ class RemoteEngine:
             lost=batch.lost,
             reasons=batch.reasons,
         )
-        parts.post(BatchFinished(batch.action.batch_id, device_us, outcomes))
+        parts.post(BatchFinished(batch.action.batch_id, device_us, outcomes, batch.is_warmup))
 
     # --------------------------------------------------------------------- state
 
@@ -450,6 +452,7 @@ class RemoteEngine:
         results: list[bytes | ShmRef | ErrorInfo] = [
             batch.failed[index] if index in batch.failed else next(given) for index in range(len(batch.action.jobs))
         ]
+        batch.is_warmup = frame.is_warmup
         self._finish(batch, frame.device_us, results)
 
     # ----------------------------------------------------------------------- end

@@ -46,11 +46,13 @@ class JobOutcome(Struct, frozen=True, array_like=True):
 
 
 class BatchFinished(Struct, frozen=True, tag=True):
-    """`device_us` is measured time on the slice; no outcomes means that all jobs succeeded."""
+    """`device_us` is measured time on the slice; no outcomes means that all jobs succeeded. A warm-up says nothing of how long
+    the batches after it take: what they need was made for it."""
 
     batch_id: int
     device_us: int
     outcomes: tuple[JobOutcome, ...] = ()
+    is_warmup: bool = False
 
 
 class BatchFailed(Struct, frozen=True, tag=True):

@@ -314,7 +314,7 @@ class ProcessEngine(Generic[InstanceT, BatchT]):
             results[place] = error
         changed = [one.place for one in done.state]
         outcomes = deliver_results(self._values, batch.action.jobs, wanted, results, free, batch.lost, changed)
-        self._post(BatchFinished(done.batch_id, done.device_us, outcomes))
+        self._post(BatchFinished(done.batch_id, done.device_us, outcomes, done.is_warmup))
 
 
 class LogPipe:

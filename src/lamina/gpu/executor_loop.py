@@ -77,6 +77,7 @@ class _Batch:
     reads: list[ShmRef]
     state: BatchState
     keeps: bool = False
+    is_warmup: bool = False  #: it ran without a graph, and the next ones will have one
     is_ordered_by_slice: bool = False  #: its slice will run it before whatever comes to that slice later
     is_waiting: bool = False  #: for its primary thread, for room on the device, or for the state
     ticket: int = 0  #: of the executor; 0: none
@@ -336,7 +337,7 @@ class ExecutorLoop:
         except Exception as error:
             self._on_model_done(batch, items, FinishedBatch(0, 0, None, error))
             return
-        batch.is_waiting = True
+        batch.is_waiting, batch.is_warmup = True, self._loader.captures.is_awaited(batch.function, len(items), mask)
         self._reserve(batch)
         batch.function.on_eager_started()
         batch.function.makers.submit(self._run_eager, batch, items)
@@ -463,7 +464,9 @@ class ExecutorLoop:
         results = encode_results(self._pool, batch.outputs)
         batch.outputs = []
         kept = [ref for ref in batch.reads if self._reader.is_viewed(ref)]
-        self._channel.send(BatchDone(frame.batch_id, device_us, results, kept, changes_of(batch.state, results), batch.spans))
+        self._channel.send(
+            BatchDone(frame.batch_id, device_us, results, kept, changes_of(batch.state, results), batch.spans, batch.is_warmup)
+        )
         for then in batch.followers:
             then()
         if self._waiting_for_memory:

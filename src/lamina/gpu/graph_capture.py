@@ -147,6 +147,12 @@ class GraphCaptureQueue:
             graphs.to_capture = [key, *(other for other in graphs.to_capture if other != key)]
         self._capture_next(loaded)
 
+    def is_awaited(self, loaded: LoadedFunction, count: int, mask: int) -> bool:
+        """Whether batches like this one, which finds no graph, will have one."""
+        models = self._executor.models
+        key = (models.bucket_for(loaded.instance, count, loaded.warm_buckets), mask)
+        return not models.is_eager_only(loaded.instance) and key not in self.graphs_of(loaded).uncapturable
+
     def on_launched(self, loaded: LoadedFunction, count: int, mask: int) -> None:
         """A batch has a graph, which may be larger than it need be: then its own is captured when there is time."""
         models = self._executor.models

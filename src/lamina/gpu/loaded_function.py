@@ -209,11 +209,10 @@ def usual_mask(function: Function[..., Any], slicer: Slicer, home: int) -> int:
 
 
 def likely_masks(slicer: Slicer, mask: int, home: int) -> list[int]:
-    """The slices a function is likely to run on: its home, or the blocks of its usual size."""
-    if home:
-        return [home]
-    same = [block for block in all_masks(slicer.device) if block.bit_count() == mask.bit_count()]
-    return same[:PREPARED_BLOCKS]
+    """The slices a function is likely to run on: its home; and the blocks of its usual size, those of others while its home is
+    busy."""
+    same = [block for block in all_masks(slicer.device) if block.bit_count() == mask.bit_count() and block != home]
+    return ([home] if home else []) + same[:PREPARED_BLOCKS]
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,6 +251,9 @@ class ModelLoader:
                 self.captures.request(loaded, masks)  # first: it may not be wanted any more, and leave
                 self._on_loaded(frame, loaded, probes)
             else:
+                if frame.mask:  # a home is enough to be ready
+                    self.captures.request(loaded, masks[1:])
+                    del masks[1:]
                 self.captures.request(loaded, masks, needed, then=lambda: self._on_loaded(frame, loaded, probes))
 
         captured = [bucket for bucket in sorted(made) if models[loaded.instance].has_graph(bucket, loaded.mask)]

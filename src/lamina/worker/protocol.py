@@ -66,7 +66,8 @@ class WorkerLoadFailed(Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 class BatchDone(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=6):
     """Results of a batch, one per job, in order. `still_viewed` are slots the user's code still reads after the batch. `state`:
-    what its jobs have read and changed of the state, in their order; of a job that failed, nothing."""
+    what its jobs have read and changed of the state, in their order; of a job that failed, nothing. `is_warmup`: it ran while
+    what the next ones need was being made."""
 
     batch_id: Natural
     device_us: Natural
@@ -74,6 +75,7 @@ class BatchDone(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
     still_viewed: list[ShmRef] = []
     state: list[StateChanges] = []
     spans: list[InnerSpan] = []  #: parts of it that the function wants to be seen
+    is_warmup: bool = False
 
 
 class ResultChunk(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=8):

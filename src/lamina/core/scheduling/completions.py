@@ -43,7 +43,7 @@ class Completions:
         if batch is None:
             return
         device_us = max(0, event.device_us)
-        self._account(batch, device_us)
+        self._account(batch, device_us, learns=not event.is_warmup)
         self._cluster.release_batch(batch)
         if batch.started_us < 0:
             batch.begin(max(self._view.now_us - device_us, *[job.enqueued_us for job in batch.jobs]))
@@ -79,12 +79,12 @@ class Completions:
         if defects:
             raise RunDefects(defects)
 
-    def _account(self, batch: Batch, device_us: int) -> None:
-        """Account for the measured time: charges, and what it says about the function."""
+    def _account(self, batch: Batch, device_us: int, *, learns: bool) -> None:
+        """Account for the measured time: charges, and what it says about the function and the way to the device."""
         now_us, device, count = self._view.now_us, batch.device.spec, len(batch.jobs)
         function, instance = self._state.functions[batch.instance.function], batch.instance
         function.on_batch_finished(now_us, count, device_us, not batch.jobs[0].run.is_workflow)
-        if device_us:  # else it never ran, and says nothing about how long it takes
+        if device_us and learns:  # else it never ran, or as none after it will: it says nothing about how long they take
             usual_us = self._pace.usual_us(batch, self._state.devices, device_us) if device.node else device_us
             if usual_us == device_us:  # else its machine is slow: the others of its kind learn nothing from it
                 self._view.predictor.observe(
