@@ -56,6 +56,19 @@ WHERE = {
     "traffic": "gateway/deploy/traffic.py",
     "console": "gateway/console/routes.py",
     "isolation": "engines/isolation.py",
+    "completion estimator": "policies/frontier/estimate.py",
+    "blocking": "planner/blocking.py",
+    "max min": "planner/max_min.py",
+    "forecast": "planner/device_forecast.py",
+    "predictor": "predict/online.py",
+    "profile table": "predict/profile_table.py",
+    "environments": "engines/app_environments.py",
+    "shadow batches": "engines/shadow_batches.py",
+    "outbox": "store/outbox.py",
+    "volume": "sdk/volume.py",
+    "throttle": "gateway/ingress/throttle.py",
+    "scenario": "sim/scenario.py",
+    "slo check": "planner/slo_check.py",
 }
 """What a newcomer searches for, and the file that must be among what a search by name finds."""
 
