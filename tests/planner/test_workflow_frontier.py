@@ -18,7 +18,6 @@ from lamina.planner.frontier import (
     EXACT,
     Frontier,
     Precision,
-    expected_choice,
     from_configs,
     in_parallel,
     in_series,
@@ -352,7 +351,7 @@ def test_branches_never_taken_cost_nothing_and_must_still_be_in_time():
         from_configs(ConfigArrays.from_rows([ProfiledConfig(1, 1, 1, 10, 8.0)])),
         from_configs(ConfigArrays.from_rows([ProfiledConfig(1, 1, 1, 30, 2.0)])),
     )
-    both = expected_choice([1, 0], [fast, slow])
+    both = in_parallel([scaled(fast, 1), scaled(slow, 0)])  # as the branches of a choice are put together
     assert (both.fastest_us, both.cost_within(30)) == (30, 8.0)
     assert scaled(slow, 0).cost.tolist() == [0.0]
 
