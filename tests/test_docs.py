@@ -6,6 +6,8 @@ import linecache
 import re
 import sys
 import typing
+from collections import defaultdict
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +15,7 @@ from types import ModuleType
 import click
 import pytest
 
-from lamina import errors, plugins
+from lamina import errors, plugins, policies
 from lamina.cli import root
 from lamina.core.actions import Action
 from lamina.core.events import Event
@@ -33,6 +35,8 @@ PAGES = sorted(
 EVERY_PAGE = sorted(page for where in ("*.md", *(f"{folder}/**/*.md" for folder in FOLDERS)) for page in ROOT.glob(where))
 LINK = re.compile(r"\]\((?!https?://|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)")
 BLOCK = re.compile(r"^```python[ ]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NOT_OPTIONS = {"order"}
+"""How a policy wants its queues sorted."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -146,6 +150,17 @@ def test_every_policy_is_documented() -> None:
     page = (ROOT / "docs" / "reference" / "policies.md").read_text()
     for name in plugins.names("policies"):
         assert f"`{name}`" in page
+
+
+def test_every_option_of_a_policy_is_in_a_row_of_that_policy() -> None:
+    told: dict[str, set[str]] = defaultdict(set)
+    for line in (ROOT / "docs" / "reference" / "policies.md").read_text().splitlines():
+        if line.startswith("| `"):
+            first, _, rest = line.removeprefix("| ").partition(" | ")
+            for name in re.findall(r"`(\w+)`", first):
+                told[name] |= set(re.findall(r"`(\w+)`", rest))
+    options = {name: {field.name for field in fields(policies.build(name)) if field.init} for name in plugins.names("policies")}
+    assert {name: own - told[name] for name, own in options.items() if own - told[name] - NOT_OPTIONS} == {}
 
 
 def test_every_error_code_is_documented() -> None:
