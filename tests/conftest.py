@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import logging
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,18 @@ def pytest_unconfigure() -> None:
     faulthandler.dump_traceback_later(LEAVE_S, exit=True)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collection makes millions of syntax nodes and keeps thousands of tests: searched for garbage all the while, it takes twice
+    as long. What it leaves behind stays for the session, and is not looked at again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """The name of a case made of bytes: packed data carries the time it was packed at, and the processes that share the tests
     must agree on their names."""
@@ -58,15 +72,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _processes_are_of_live_tests(pytestconfig: pytest.Config) -> Iterator[None]:
     """A quick run starts no process, so that it needs nothing of the machine: a test that does is marked so."""
-    start = subprocess.Popen.__init__
 
-    def checked(self: Any, *args: Any, **options: Any) -> None:
-        assert is_live, "this test starts a process: mark it `live`"
-        start(self, *args, **options)
+    def checked(start: Callable[..., Any]) -> Callable[..., Any]:
+        def begin(*args: Any, **options: Any) -> Any:
+            assert is_live, "this test starts a process: mark it `live`"
+            return start(*args, **options)
+
+        return begin
 
     with pytest.MonkeyPatch.context() as patch:
         if "not live" in pytestconfig.option.markexpr:
-            patch.setattr(subprocess.Popen, "__init__", checked)
+            for owner, name in ((subprocess.Popen, "__init__"), (BaseProcess, "start")):
+                patch.setattr(owner, name, checked(getattr(owner, name)))
         yield
 
 

@@ -6,19 +6,23 @@ import linecache
 import re
 import sys
 import typing
+from collections import defaultdict
+from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import click
 import pytest
 
-from lamina import errors, plugins
+from lamina import errors, plugins, policies
 from lamina.cli import root
 from lamina.core.actions import Action
 from lamina.core.events import Event
 from lamina.core.lifecycle import INSTANCE_TRANSITIONS, JOB_TRANSITIONS, NODE_TRANSITIONS, RUN_TRANSITIONS, mermaid
 
 ROOT = Path(__file__).parent.parent
+FOLDERS = ("benchmarks", "data", "deploy", "docs", "examples", "profiles", "results", "scenarios", "src")
 PAGES = sorted(
     [
         ROOT / "README.md",
@@ -28,7 +32,11 @@ PAGES = sorted(
         *(ROOT / "examples").glob("*/README.md"),
     ]
 )
+EVERY_PAGE = sorted(page for where in ("*.md", *(f"{folder}/**/*.md" for folder in FOLDERS)) for page in ROOT.glob(where))
+LINK = re.compile(r"\]\((?!https?://|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)")
 BLOCK = re.compile(r"^```python[ ]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NOT_OPTIONS = {"order"}
+"""How a policy wants its queues sorted."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -43,10 +51,34 @@ def test_every_python_block_runs(page: Path, monkeypatch: pytest.MonkeyPatch) ->
         exec(compile(block, name, "exec"), module.__dict__)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_into_the_repository_leads_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} points at {target}"
+def test_every_link_into_the_repository_leads_somewhere() -> None:
+    """To a file, and to a heading where it names one: what a strict build of the site checks, also on pages beside it."""
+    wrong = []
+    for page in EVERY_PAGE:
+        for target, heading in LINK.findall(without_blocks(page)):
+            file = page.parent / target if target else page
+            if not file.exists() or (heading and file.suffix == ".md" and heading not in headings(file)):
+                wrong.append(f"{page.relative_to(ROOT)}: {target}#{heading}")
+    assert wrong == []
+
+
+def test_a_heading_is_linked_as_the_site_names_it() -> None:
+    assert slug("`Cache`, first (really)") == "cache-first-really"
+    assert slug("What [it](is.md) -- costs") == "what-it-costs"
+
+
+def without_blocks(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+@cache
+def headings(page: Path) -> set[str]:
+    return {slug(title) for title in re.findall(r"^#+ (.*)$", without_blocks(page), re.MULTILINE)}
+
+
+def slug(title: str) -> str:
+    said = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title)
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", said).strip().lower())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -118,6 +150,17 @@ def test_every_policy_is_documented() -> None:
     page = (ROOT / "docs" / "reference" / "policies.md").read_text()
     for name in plugins.names("policies"):
         assert f"`{name}`" in page
+
+
+def test_every_option_of_a_policy_is_in_a_row_of_that_policy() -> None:
+    told: dict[str, set[str]] = defaultdict(set)
+    for line in (ROOT / "docs" / "reference" / "policies.md").read_text().splitlines():
+        if line.startswith("| `"):
+            first, _, rest = line.removeprefix("| ").partition(" | ")
+            for name in re.findall(r"`(\w+)`", first):
+                told[name] |= set(re.findall(r"`(\w+)`", rest))
+    options = {name: {field.name for field in fields(policies.build(name)) if field.init} for name in plugins.names("policies")}
+    assert {name: own - told[name] for name, own in options.items() if own - told[name] - NOT_OPTIONS} == {}
 
 
 def test_every_error_code_is_documented() -> None:

@@ -12,6 +12,7 @@ import pytest
 from tests.source_trees import SRC, all_files, nodes_of, tree_of
 
 DOCS = SRC.parent.parent / "docs"
+TESTS = SRC.parent.parent / "tests"
 
 WHERE = {
     "admission": "core/scheduling/admission.py",
@@ -56,10 +57,26 @@ WHERE = {
     "traffic": "gateway/deploy/traffic.py",
     "console": "gateway/console/routes.py",
     "isolation": "engines/isolation.py",
+    "completion estimator": "policies/frontier/estimate.py",
+    "blocking": "planner/blocking.py",
+    "max min": "planner/max_min.py",
+    "forecast": "planner/device_forecast.py",
+    "predictor": "predict/online.py",
+    "profile table": "predict/profile_table.py",
+    "environments": "engines/app_environments.py",
+    "shadow batches": "engines/shadow_batches.py",
+    "outbox": "store/outbox.py",
+    "volume": "sdk/volume.py",
+    "throttle": "gateway/ingress/throttle.py",
+    "scenario": "sim/scenario.py",
+    "slo check": "planner/slo_check.py",
 }
 """What a newcomer searches for, and the file that must be among what a search by name finds."""
 
 PEOPLE = {"who", "whom", "whose", "whoever", "whomever", "nobody", "somebody", "everybody", "anybody", "someone", "anyone"}
+SUBJECTS = PEOPLE - {"whose"}
+"""In a sentence "whose" may be said of a batch."""
+
 PEOPLE_IN_TEXT = re.compile(r"\b(who|whom|whoever|nobody|somebody|everybody|anybody)\b", re.IGNORECASE)
 ONE_NAME_PER_PLUGIN = {"Policy"}
 """The file name tells these apart: `policies/edf.py` has `Policy`."""
@@ -116,6 +133,16 @@ def test_no_name_speaks_of_people(trees: dict[Path, ast.Module]) -> None:
                 names.append(node.target.id)
         wrong += [f"{path.relative_to(SRC)}: {name}" for name in names if PEOPLE & set(words(name).split())]
     assert wrong == []
+
+
+def test_no_test_is_named_after_people() -> None:
+    """A report of a run lists them: of calls, clients and batches it says what failed, of somebody it does not."""
+    names = [
+        f"{path.relative_to(TESTS)}: {name}"
+        for path in sorted(TESTS.rglob("test_*.py"))
+        for name in re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    assert [name for name in names if SUBJECTS & set(name.partition(": ")[2].split("_"))] == []
 
 
 def test_first_lines_of_docstrings_speak_of_requests_and_batches_and_not_of_people(trees: dict[Path, ast.Module]) -> None:

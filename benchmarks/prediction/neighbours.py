@@ -10,6 +10,8 @@ import numpy as np
 from benchmarks.train_predictor import tenants
 from lamina.predict import interference
 
+DRAWN = {"fitted": "predicted", "gpu-let's linear, refitted": "predicted by gpu-let's form"}
+
 
 def neighbours() -> dict[str, Any]:
     """Leave one case out, and, harder, one model with every case it is in."""
@@ -34,8 +36,8 @@ def neighbours() -> dict[str, Any]:
             median, p90, mean = np.median(error), np.quantile(error, 0.9), error.mean()
             found.setdefault(f"leave one {split} out", {})[label] = {"median": median, "p90": p90, "mean": mean}
             print(f"  leave one {split} out, {label}: median {median:.1%}, 90th percentile {p90:.1%}", flush=True)
-            if (split, label) == ("case", "fitted"):
-                found["predicted"] = [[float(x), float(y)] for x, y in zip(predicted, truth, strict=True)]
+            if split == "case" and label in DRAWN:
+                found[DRAWN[label]] = [[float(x), float(y)] for x, y in zip(predicted, truth, strict=True)]
     return found
 
 

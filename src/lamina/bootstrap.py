@@ -145,11 +145,11 @@ def open_local(
     functions = controller.state.functions
     users = tenant_users if os.geteuid() == 0 else (0, 0)
     shared = EngineShared(environment, lambda name: functions[name].spec if name in functions else None, log_level, users)
-    state_bytes = (memory_bytes or default_memory_budget()) // STATE_SHARE
-    state = StateTable(app.name, call_lookup(controller), shared.source, state_bytes)
+    budget_bytes = memory_bytes or default_memory_budget()
+    call_of = call_lookup(controller)
+    state = StateTable(app.name, call_of, shared.source, budget_bytes // STATE_SHARE)
     limits = _shm_limits(memory_bytes)
     isolation = ProcessIsolation(tenant_users)
-    call_of = call_lookup(controller)
 
     def tenant_of(call_id: str) -> str:
         call = call_of(call_id)
@@ -167,13 +167,12 @@ def open_local(
         )
     slots = engine.references
     shadow_runner = ShadowRunner(engine) if probe or shadow_batches else None
-    most = memory_bytes or default_memory_budget()
     data = RunValues(
         slots.pool,
         slots.reader,
         slots.release,
         state_data_bytes=state_data_bytes,
-        limit_bytes=most,
+        limit_bytes=budget_bytes,
         tokens=TaskTokens(state.task_token_key),
     )
     driver = RealtimeDriver(controller, engine, data, interceptor=shadow_runner)

@@ -134,7 +134,7 @@ def test_without_a_file_or_a_server_there_is_nothing_to_do(command: str):
     assert said.exit_code == 2 and "--from-server" in said.output
 
 
-def test_a_server_that_nobody_has_called_says_so(tmp_path: Path):
+def test_a_server_without_calls_says_so(tmp_path: Path):
     with shared(write_app(tmp_path, APP)) as quiet:
         with pytest.raises(BadValue, match="no call was answered there in the last minute"):
             ask("plan", "--from-server", quiet.url)

@@ -94,7 +94,7 @@ def test_measured_time_reaches_the_predictor(script: Script):
 # ------------------------------------------------------------------------------------------------- expiry, cancel
 
 
-def test_a_call_nobody_can_serve_ends_a_grace_after_its_time(script: Script):
+def test_a_call_that_no_device_can_serve_ends_a_grace_after_its_time(script: Script):
     script.given(a_function(), devices=[])
     script.at(0).arrives("c1", within_us=50 * MS)
     script.at(50 * MS + DEADLINE_GRACE_US - 1)
@@ -164,13 +164,13 @@ def test_a_result_after_the_crash_was_reported_does_nothing(script: Script):
     assert script.ending("c1") == "open"
 
 
-def test_a_result_for_a_batch_nobody_started_does_nothing(script: Script):
+def test_a_result_for_a_batch_that_was_never_started_does_nothing(script: Script):
     script.given(a_function())
     assert script.tell(BatchFinished(77, 1_000)) == []
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_worker_that_cannot_count_answers_nobody(script: Script, count: int):
+def test_a_worker_that_returns_a_wrong_number_of_results_answers_no_call(script: Script, count: int):
     """Better no result than that of another call."""
     script.given(a_function(max_batch=2), warm=False)
     script.arrives("c1", "c2")

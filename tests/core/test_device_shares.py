@@ -52,13 +52,13 @@ def test_shares_of_three_units_or_more_that_add_up_to_one_device_fit_into_it(uni
 
 
 @given(st.integers(1, 120), st.floats(0.001, 1.0))
-def test_nobody_loses_more_than_a_quarter_by_rounding_nor_gains_a_unit(units: int, share: float):
+def test_rounding_takes_no_more_than_a_quarter_of_a_share_and_adds_no_unit(units: int, share: float):
     wanted = units_of(share, units)
     assert 0.75 * share * units <= wanted < share * units + 1
 
 
 @given(st.integers(2, 64), st.data())
-def test_two_blocks_that_fit_into_a_device_have_a_place_beside_each_other_whoever_comes_first(units: int, data: st.DataObject):
+def test_two_blocks_that_fit_into_a_device_have_a_place_beside_each_other_in_either_order(units: int, data: st.DataObject):
     one = data.draw(st.integers(1, units - 1))
     other = data.draw(st.integers(1, units - one))
     device = Device(DeviceSpec(id="d", kind="k", units=units, memory_mib=1, limits=SliceLimits(aligned=True)))

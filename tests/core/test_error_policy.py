@@ -73,7 +73,7 @@ def test_exhausted_tries_fail_the_run_with_the_last_error(world):
     assert len(starts_ms(script, "a")) == 2
 
 
-def test_an_error_nobody_names_is_not_retried(world):
+def test_an_error_that_no_retry_names_is_not_retried(world):
     script = world(flow(Task("a", "f", error_policy=ErrorPolicy((Retrier(("Boom",)),)))), {"a": ["Other"]})
     run(script)
     assert len(starts_ms(script, "a")) == 1
@@ -137,7 +137,7 @@ def test_retry_comes_before_catch(world):
     assert starts_ms(script, "b") == [25]
 
 
-def test_a_failure_climbs_to_whoever_catches_it_and_stops_the_rest(world):
+def test_a_failure_climbs_to_the_scope_that_catches_it_and_stops_the_rest(world):
     body = flow(Task("x", "f"), Task("y", "g"), start=("x", "y"))
     inner = flow(Each("i", body), name="inner")
     script = world(
@@ -153,7 +153,7 @@ def test_a_failure_climbs_to_whoever_catches_it_and_stops_the_rest(world):
     assert isinstance(script.endings["c"], Reply)
 
 
-def test_a_run_that_nobody_saves_says_where_it_failed(world):
+def test_a_run_whose_failure_is_not_caught_says_where_it_failed(world):
     script = world(flow(Parallel("p", (branch("f"), branch("g")))), {"x": ["Boom"]})
     run(script)
     end = script.endings["c"]

@@ -85,7 +85,7 @@ def test_a_loop_counts_once() -> None:
     assert flow.expected_jobs == {"f": 1.0}
 
 
-def test_a_prediction_that_shuts_everybody_out_is_doubted_until_somebody_may_try() -> None:
+def test_a_prediction_that_rejects_all_calls_is_doubted_until_a_probe_is_admitted() -> None:
     app = lamina.App("door")
 
     @app.function(slo="10ms", scale=lamina.Scale(min=1, max=1))

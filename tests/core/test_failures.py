@@ -352,7 +352,7 @@ def test_a_slow_function_is_given_five_times_its_time(script: Script):
     assert len(script.all(Kill)) == 1
 
 
-def test_a_function_nobody_knows_is_given_a_minute(script: Script):
+def test_a_function_without_a_prediction_is_given_a_minute(script: Script):
     script.given(a_function())
     script.at(0).arrives("c1")
     script.at(59 * S)

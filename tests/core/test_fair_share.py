@@ -54,7 +54,7 @@ def test_one_tenant_alone_has_plain_queues(script: Script) -> None:
     assert not is_fair(script)
 
 
-def test_who_has_had_least_is_next_however_many_wait(script: Script) -> None:
+def test_the_tenant_with_the_least_usage_is_next_however_many_wait(script: Script) -> None:
     script.given(a_function(), takes={"f": 1_000}, engine=True)
     calls(script, "loud", *many("l", 10))
     calls(script, "quiet", "q0", "q1")
@@ -221,7 +221,7 @@ def test_accounts_are_closed_when_one_tenant_has_been_alone_for_a_while(script: 
     st.lists(st.tuples(st.integers(0, 3_000), st.sampled_from("abc"), st.sampled_from("fg"), st.integers(-1, 1)), max_size=40),
     st.sampled_from([fifo.Policy(), edf.Policy()]),
 )
-def test_whoever_calls_whatever_every_call_ends_once_and_nothing_is_left(
+def test_every_call_of_every_tenant_ends_once_and_nothing_is_left(
     arrivals: list[tuple[int, str, str, int]], policy: fifo.Policy | edf.Policy
 ) -> None:
     script = Script().given(

@@ -39,7 +39,7 @@ def test_a_function_alone_has_nothing_to_keep_but_its_end(script: Script):
     assert kinds(script.finishes()) == [Reply]
 
 
-def test_who_is_called_off_while_it_is_being_kept_stays_called_off(script: Script):
+def test_a_run_cancelled_while_its_outcome_is_being_journaled_stays_cancelled(script: Script):
     given(script).tell(CallArrived(CALL))
     script.finishes()
     script.tell(CallCancelled("c"))
@@ -65,7 +65,7 @@ def test_what_was_told_once_has_no_effect_a_second_time(script: Script):
     assert [job.node for job in script.tell(ReplayDone("c"))[0].jobs] == ["b"]  # type: ignore[attr-defined]
 
 
-def test_a_wait_goes_on_while_nobody_runs_it(script: Script):
+def test_a_wait_goes_on_while_the_server_is_down(script: Script):
     flow = Flow("w", {"nap": Wait("nap", ("b",), duration_us=10 * S), "b": Task("b", "g")}, ("nap",))
     given(script, flow).tell(CallRecovered(Call("c", "w", -4 * S, durable=True)))
     script.tell(ReplayDone("c"))
@@ -73,7 +73,7 @@ def test_a_wait_goes_on_while_nobody_runs_it(script: Script):
     assert [(note.kind, note.purpose, note.at_us) for note in kept(script)] == [("due", "resume", 6 * S)]
 
 
-def test_time_that_passed_before_somebody_tried_again_does_not_count(script: Script):
+def test_time_that_passed_before_a_retry_does_not_count(script: Script):
     flow = Flow("w", {"a": Task("a", "f", error_policy=ErrorPolicy(timeout_us=2 * S))}, ("a",))
     given(script, flow).tell(CallRecovered(Call("c", "w", -100 * S, durable=True), None, -S))
     script.tell(ReplayDone("c", -S))
@@ -105,7 +105,7 @@ def test_the_branches_that_came_first_come_first_again(script: Script):
     assert script.ending("c") == "reply"
 
 
-def test_an_outcome_nobody_waits_for_any_more_is_let_pass(script: Script):
+def test_an_outcome_that_no_step_waits_for_any_more_is_let_pass(script: Script):
     given(script).tell(CallArrived(CALL))
     script.finishes(outcomes=(JobOutcome(False, "function-failed", "Boom"),))
     script.tell(Journaled("c", kept(script)[0]))

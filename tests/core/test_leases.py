@@ -84,7 +84,6 @@ def test_kept_units_are_those_of_homes_that_are_not_lent():
     it.reserve("kept", 0b100, lend=False)
     assert it.reserved_units("own") == 0b100
     assert it.homes_of_others("own") == 0b110
-    assert it.available_units("own") == 0b1111_1011
 
 
 def test_room_for_a_home_is_where_no_other_home_is():

@@ -139,17 +139,17 @@ def kept_out(script: Script) -> Script:
     return script
 
 
-def test_who_was_kept_out_by_a_home_starts_when_its_owner_is_lost(script: Script):
+def test_a_function_kept_out_by_a_home_starts_when_its_owner_is_lost(script: Script):
     kept_out(script).loses("f-1")
     assert [batch.function for batch in script.running] == ["g"]
 
 
-def test_who_was_kept_out_by_a_home_starts_when_it_is_lent(script: Script):
+def test_a_function_kept_out_by_a_home_starts_when_it_is_lent(script: Script):
     kept_out(script).tell(Deployed((a_function("f", share=0.5, home=True, lend=True),)))
     assert [batch.function for batch in script.running] == ["g"]
 
 
-def test_who_was_kept_out_by_a_home_starts_when_it_shrinks(script: Script):
+def test_a_function_kept_out_by_a_home_starts_when_it_shrinks(script: Script):
     kept_out(script)
     script.controller.policy = Resizing(units=1)
     script.arrives("f2", target="f")

@@ -56,7 +56,7 @@ def test_what_the_old_one_has_begun_it_finishes(script: Script) -> None:
     assert (script.ending("c1"), unloads(script)) == ("reply", ["f-1"])
 
 
-def test_calls_that_come_during_the_change_go_to_whoever_stands(script: Script) -> None:
+def test_calls_that_come_during_the_change_go_to_the_instance_that_stands(script: Script) -> None:
     spec = a_function()
     script.given(spec, takes={"f": 1_000}, loads={"f": 50_000}, engine=True)
     script.tell(ev.Deployed((version(spec, "2"),)))

@@ -19,13 +19,13 @@ def sizes(said: Sequence[object]) -> list[int]:
     return [len(action.jobs) for action in said if isinstance(action, StartBatch)]
 
 
-def test_those_who_come_in_one_go_are_one_batch(script: Script):
+def test_calls_that_come_in_one_go_are_one_batch(script: Script):
     script.given(a_function(max_batch=8))
     said = [action for name in "abc" for action in script.tell(arrival(name, more=True))]
     assert (sizes(said), sizes(script.tell(ArrivalsDrained()))) == ([], [3])
 
 
-def test_who_comes_alone_is_served_at_once_with_those_who_were_held(script: Script):
+def test_a_call_that_comes_alone_is_served_at_once_with_those_that_were_held(script: Script):
     script.given(a_function(max_batch=8))
     script.tell(arrival("a", more=True))
     assert sizes(script.tell(arrival("b", more=False))) == [2]

@@ -89,7 +89,7 @@ def test_a_hold_ends_early_when_something_ends_on_the_device(script: Script):
     assert script.sizes == [1, 1]
 
 
-def test_a_wake_up_comes_even_if_everybody_is_put_off(script: Script):
+def test_a_wake_up_comes_even_if_all_functions_are_deferred(script: Script):
     policy = Waiting({"f": 1 * S}, wakes=[5 * MS, 3 * MS])
     script.given(a_function(), policy=policy)
     script.at(0).arrives("c1")
@@ -117,7 +117,7 @@ def test_ticks_do_not_multiply(script: Script):
     assert len(script.all(WakeAt)) - before <= 200
 
 
-def test_ticks_nobody_asked_for_do_not_bring_more_of_them(script: Script):
+def test_ticks_that_were_not_asked_for_do_not_bring_more_of_them(script: Script):
     script.given(a_function())
     for _ in range(20):
         script.tell(Tick())

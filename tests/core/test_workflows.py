@@ -167,7 +167,7 @@ def test_an_answer_given_twice_counts_once(world):
     assert len(script.controller.state.runs["c"].jobs) == 2
 
 
-def test_an_answer_nobody_asked_for_does_nothing(world):
+def test_an_answer_to_no_question_does_nothing(world):
     script = world(MAP, engine=False)
     script.arrives("c", target="w")
     assert script.tell(DataResolved("c", 0, "z", 1)) == []

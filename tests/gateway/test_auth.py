@@ -149,7 +149,7 @@ def test_a_page_from_elsewhere_in_a_browser_on_this_machine_cannot_manage(
     assert run(work) == (403, 403)
 
 
-def test_a_tenant_sees_and_calls_what_is_its_own_and_what_is_everybody_s(app: Path, tmp_path: Path) -> None:
+def test_a_tenant_sees_and_calls_what_is_its_own_and_what_is_the_operators(app: Path, tmp_path: Path) -> None:
     source = 'import lamina\napp = lamina.App("mine")\n@app.function(scale=lamina.Scale(max=1))\ndef own(x):\n    return x\n'
 
     async def work() -> list[int]:

@@ -128,7 +128,7 @@ def found(folder: Path, count: int, ingress: int, limit_s: float = 100) -> Left:
 
 
 @pytest.mark.parametrize("ingress", [0, 2])
-def test_what_waits_for_who_has_left_is_not_begun_and_nothing_of_it_stays(tmp_path: Path, ingress: int) -> None:
+def test_work_for_a_client_that_has_left_is_not_begun_and_nothing_of_it_stays(tmp_path: Path, ingress: int) -> None:
     left = found(tmp_path, 300, ingress)
     assert left.waiting > 200 and left.begun <= 0.01 * left.waiting + 1
     assert left.kept == 0 and left.files <= 2

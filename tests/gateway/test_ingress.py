@@ -297,7 +297,7 @@ def test_over_tls_they_all_show_the_certificate(pair: tuple[str, str], tmp_path:
     assert run(work) == [[1]] * 6
 
 
-def test_a_port_that_somebody_has_is_not_shared_with_them(tmp_path: Path) -> None:
+def test_a_port_that_another_process_has_is_not_shared_with_it(tmp_path: Path) -> None:
     async def twice() -> None:
         async with in_front(write_app(tmp_path), 1) as gateway:
             live = open_local(str(tmp_path / "app.py"), policy=policies.build("edf"))

@@ -68,7 +68,7 @@ async def ask_on(gateway: Gateway, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_whenever_it_is_stopped_it_stops_in_time_and_nobody_is_left_waiting(tmp_path: Path, seed: int) -> None:
+def test_whenever_it_is_stopped_it_stops_in_time_and_no_client_is_left_waiting(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     wrong: list[dict[str, Any]] = []
 

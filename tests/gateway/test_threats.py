@@ -117,7 +117,7 @@ async def _p90_ms(port: int, count: int = 150) -> float:
     return sorted(times)[int(0.9 * count)]
 
 
-def test_five_hundred_who_drip_and_a_hundred_who_never_read_harm_nobody_and_are_cut_off(app: Path) -> None:
+def test_five_hundred_slow_senders_and_a_hundred_that_never_read_harm_no_client_and_are_cut_off(app: Path) -> None:
     """A tenth of a second stands for ten here, and 600 for 1,200: the same code, in less of a build's time."""
     limits = HttpLimits(head_s=1.0, body_idle_s=1.0, write_s=1.0)
 
@@ -167,7 +167,7 @@ def test_five_hundred_who_drip_and_a_hundred_who_never_read_harm_nobody_and_are_
     assert during <= max(10 * before, 100.0), f"p90 {before:.1f} ms, then {during:.1f} ms"
 
 
-def test_who_leaves_before_the_answer_is_not_worked_for_and_leaves_nothing_behind(app: Path) -> None:
+def test_a_client_that_leaves_before_the_answer_is_not_worked_for_and_leaves_nothing_behind(app: Path) -> None:
     rng = random.Random(SEED)
     leavers = 1_000
 
@@ -194,7 +194,7 @@ def test_who_leaves_before_the_answer_is_not_worked_for_and_leaves_nothing_behin
     assert run(work) == (0, {})
 
 
-def test_what_waits_for_somebody_who_has_left_is_never_begun(tmp_path: Path) -> None:
+def test_what_waits_for_a_client_that_has_left_is_never_begun(tmp_path: Path) -> None:
     app = tmp_path / "app.py"
     app.write_text(
         'import os, time, lamina\napp = lamina.App("naps")\n'

@@ -133,7 +133,7 @@ def test_a_warmup_run_gives_its_buffers_back():
 # ---------------------------------------------------------------------------------------------------- whose turn it is
 
 
-def test_who_has_batches_to_run_does_not_wait_until_somebodys_code_is_open():
+def test_a_thread_with_batches_to_run_does_not_wait_until_other_code_is_open():
     captures = CaptureLock()
     with captures.no_capture(), pytest.raises(CaptureBusy), captures.capturing(waits=False):
         pass
@@ -145,7 +145,7 @@ def test_nor_for_a_capture_without_end():
         pass
 
 
-def test_afterwards_it_is_anybodys_turn():
+def test_afterwards_any_thread_may_have_its_turn():
     captures = CaptureLock()
     with captures.no_capture():
         pass

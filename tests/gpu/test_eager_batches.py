@@ -388,7 +388,7 @@ def test_one_booked_behind_a_batch_without_a_graph_runs_after_it(stages: Any):
     assert [stage.hear(BatchDone).batch_id, stage.hear(BatchDone).batch_id] == [7, 8]
 
 
-def test_who_is_told_to_stop_answers_what_is_under_way_first(stages: Any):
+def test_an_executor_that_is_told_to_stop_answers_what_is_under_way_first(stages: Any):
     stage = stages(Gated(elsewhere))
     stage.load()
     stage.start()

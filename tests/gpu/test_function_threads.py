@@ -26,7 +26,7 @@ def left(maker: FunctionThreads) -> None:
     assert rests.wait(10)
 
 
-def test_who_comes_back_finds_the_threads_that_have_met_its_shapes():
+def test_a_function_that_is_loaded_again_finds_the_threads_that_have_met_its_shapes():
     makers = ThreadCache()
     maker = makers.acquire(CAT)
     threads = thread_of(maker), thread_of(maker, further=True)
@@ -40,7 +40,7 @@ def test_its_two_threads_are_two():
     assert thread_of(maker) != thread_of(maker, further=True)
 
 
-def test_nobody_else_finds_them_nor_another_version_of_it():
+def test_no_other_function_finds_them_nor_another_version_of_it():
     makers = ThreadCache()
     maker = makers.acquire(CAT)
     left(maker)
@@ -60,7 +60,7 @@ def test_a_function_that_takes_long_to_close_holds_up_no_other():
     goes_on.set()
 
 
-def test_whoever_fails_to_close_comes_to_rest_all_the_same():
+def test_a_function_that_fails_to_close_comes_to_rest_all_the_same():
     makers = ThreadCache()
     maker = makers.acquire(CAT)
     rests = threading.Event()

@@ -38,7 +38,7 @@ def test_a_collection_runs_when_the_executor_is_idle():
     assert gc.get_count()[2] == 0
 
 
-def test_who_is_served_does_not_wait_for_one():
+def test_a_batch_does_not_wait_for_one():
     middle_collections(IDLE_COLLECT_AFTER)
     GcSchedule().collect_if_due(1.0, is_idle=False, is_loading=False)
     assert gc.get_count()[2] >= IDLE_COLLECT_AFTER
@@ -90,7 +90,7 @@ def test_and_not_soon_after_a_batch_or_a_load(is_idle: bool, is_loading: bool):
     assert left() is None
 
 
-def test_whoever_leaves_is_looked_for_too():
+def test_a_function_that_leaves_is_looked_for_too():
     garbage = GcSchedule()
     left = frozen_garbage(garbage, now_s=5.0)
     assert left() is not None

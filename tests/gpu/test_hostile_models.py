@@ -321,7 +321,7 @@ def test_what_has_left_is_not_kept_by_the_collector(stage: Stage):
     assert not alive
 
 
-def test_who_takes_long_to_close_is_looked_for_when_it_has(stage: Stage):
+def test_a_function_that_takes_long_to_close_is_looked_for_when_it_has(stage: Stage):
     stage.load("sleepy_circle")
     alive: weakref.WeakSet[Any] = stage.globals["ALIVE"]
     stage.tell(UnloadFunction("sleepy_circle#1"))
@@ -348,7 +348,7 @@ def test_what_it_had_on_the_device_goes_back_when_there_is_time(stage: Stage):
         time.sleep(0.01)
 
 
-def test_who_comes_back_finds_its_threads_again(stage: Stage):
+def test_a_function_that_is_loaded_again_finds_its_threads(stage: Stage):
     stage.load("same")
     maker = stage.worker._loader.functions["same#1"].threads
     stage.tell(UnloadFunction("same#1"))

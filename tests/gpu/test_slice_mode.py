@@ -68,7 +68,7 @@ def test_one_that_may_hog_the_device_makes_slices_hard(others: dict[str, str | N
     assert not uses_soft_slices("auto", an_app(a="5ms", **others))
 
 
-def test_who_has_a_process_of_its_own_does_not_matter():
+def test_a_function_with_a_process_of_its_own_does_not_matter():
     assert uses_soft_slices("auto", an_app(a="5ms", alone=None))
 
 

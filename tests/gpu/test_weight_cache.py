@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lamina.gpu.weight_cache import NoDeviceMemory, WeightCache
 
 
-def test_nobody_goes_while_there_is_room():
+def test_nothing_is_evicted_while_there_is_room():
     cache = WeightCache(100)
     assert cache.place("a", 60, 10) == [] and cache.place("b", 40, 10) == []
 

@@ -48,7 +48,7 @@ def test_goodput_does_not_collapse_when_the_load_grows():
     assert heavy["goodput_per_s"] > 1.2 * light["goodput_per_s"]
 
 
-def test_a_queue_that_gives_up_on_nobody_collapses_beyond_its_capacity():
+def test_a_queue_that_gives_up_no_call_collapses_beyond_its_capacity():
     kept, all_served = cell("admission", load=6.0), cell("fifo (serves late)", load=6.0)
     assert all_served["attainment"] < 0.5 * kept["attainment"]
 

@@ -62,7 +62,7 @@ def test_a_target_is_starved_below_nine_tenths_of_what_another_policy_has_for_it
     assert "starved in 1: c" in found.behind_section("score").text
 
 
-def test_regret_to_the_fair_leaves_out_who_is_ahead_by_starving_a_target():
+def test_regret_to_the_fair_leaves_out_policies_that_are_ahead_by_starving_a_target():
     rows = [row("fifo", 2, 0.9, worst=0.1), row("edf", 2, 0.72, worst=0.5), row("frontier", 2, 0.7, worst=0.48)]
     found = compare(*rows)
     assert found.regret("c", "frontier") == pytest.approx(0.2)

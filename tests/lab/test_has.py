@@ -43,7 +43,7 @@ def test_whole_gpus_cost_several_times_what_has_holds(rows: Rows):
     assert has.figures(rows)["ratios"]["kserve / has"]["gpu_s_per_1k"] > 2
 
 
-def test_frontier_is_behind_nobody(rows: Rows):
+def test_frontier_is_behind_no_other_policy(rows: Rows):
     assert has.figures(rows)["frontier_behind"] == []
 
 

@@ -319,7 +319,7 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def test_whoever_ends_the_lab_ends_the_cells_under_way(tmp_path: Path):
+def test_the_end_of_the_lab_ends_the_cells_under_way(tmp_path: Path):
     (tmp_path / "endless.py").write_text(ENDLESS)
     lab = subprocess.Popen([sys.executable, tmp_path / "endless.py"], stdout=subprocess.PIPE, text=True)
     assert lab.stdout is not None

@@ -90,7 +90,7 @@ def test_a_policy_that_takes_too_long_has_no_figures_and_is_named(monkeypatch: p
     assert traces.sections([row])[0].title == "Not measured"
 
 
-def test_where_memory_is_short_nobody_leaves_for_one_that_is_not_asked_for() -> None:
+def test_where_memory_is_short_no_instance_leaves_for_one_that_is_not_asked_for() -> None:
     scenario = traces.make("code", seed=1, seconds=20)
     loads = {policy: simulate(scenario, policy).total.cold_starts for policy in ("edf", "frontier")}
     assert loads["frontier"] < 1.5 * loads["edf"]

@@ -147,7 +147,7 @@ def test_p14_the_function_of_the_documentation_streams_from_a_server_of_language
     page = (ROOT / "docs" / "how-to" / "web.md").read_text(encoding="utf-8")
     block = next(one for one in re.findall(r"```python\n(.*?)```", page, re.S) if "VLLM_URL" in one)
     model = ThreadingHTTPServer(("127.0.0.1", 0), _Model)
-    threading.Thread(target=model.serve_forever, daemon=True).start()
+    threading.Thread(target=model.serve_forever, args=(0.01,), daemon=True).start()
     monkeypatch.setenv("VLLM_URL", f"http://127.0.0.1:{model.server_port}")
     space: dict[str, Any] = {}
     exec(compile(block, "web.md", "exec"), space)

@@ -34,7 +34,7 @@ def test_the_largest_batch_in_time_is_what_trying_them_all_finds(times_us: list[
 
 
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=20))
-def test_those_who_go_together_are_the_longest_beginning_in_which_nobody_minds_the_company(limits: list[int]):
+def test_jobs_that_go_together_are_the_longest_beginning_within_the_limits_of_all(limits: list[int]):
     jobs = [Job(i, RUN, 0, "f", "f", 0, 0, 0, batch_limit=limit) for i, limit in enumerate(limits)]
     fitting = [n for n in range(1, len(jobs) + 1) if all(not limit or limit >= n for limit in limits[:n])]
     assert batchable_prefix(jobs) == jobs[: max(fitting)]
@@ -69,11 +69,11 @@ def test_it_waits_exactly_when_one_more_job_would_raise_the_rate(gap_us: float, 
     assert (until_us > 1_000) == pays
 
 
-def test_nobody_waits_before_the_second_arrival():
+def test_no_batch_waits_before_the_second_arrival():
     assert wait_until_us(5, a_function(), 1, 16, lambda n: 1_000, NEVER_US) == 5
 
 
-def test_nobody_waits_while_nothing_is_known():
+def test_no_batch_waits_while_nothing_is_known():
     assert wait_until_us(5, a_function(1.0, 5), 1, 16, lambda n: 0, NEVER_US) == 5
 
 

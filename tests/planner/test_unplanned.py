@@ -58,14 +58,14 @@ def test_a_guest_runs_on_the_idle_slice_of_another():
     assert "a-1" in made.state.instances
 
 
-def test_a_guest_takes_the_memory_of_those_who_have_nothing_to_do():
+def test_a_guest_takes_the_memory_of_idle_instances():
     made = world(memory_mib=100)
     actions = call(made, "b", 10)
     assert [action.instance for action in of(actions, Unload)] == ["a-1"]  # type: ignore[attr-defined]
     assert [action.function for action in of(actions, Load)] == ["b"]  # type: ignore[attr-defined]
 
 
-def test_a_guest_waits_for_those_who_came_first():
+def test_a_guest_waits_for_those_that_came_first():
     made = world(memory_mib=100)
     call(made, "a", 10)
     call(made, "a", 20)
@@ -73,7 +73,7 @@ def test_a_guest_waits_for_those_who_came_first():
     assert "a-1" in made.state.instances
 
 
-def test_who_has_a_place_gets_it_back_when_the_guest_is_done():
+def test_an_instance_with_a_place_gets_it_back_when_the_guest_is_done():
     made = world(memory_mib=100)
     made.handle(2_000_020, InstanceReady(of(call(made, "b", 10), Load)[0].instance))  # type: ignore[attr-defined]
     finish(made, 30)
@@ -82,7 +82,7 @@ def test_who_has_a_place_gets_it_back_when_the_guest_is_done():
     assert [action.function for action in of(actions, Load)] == ["a"]  # type: ignore[attr-defined]
 
 
-def test_who_was_loaded_runs_before_it_goes():
+def test_an_instance_that_was_loaded_runs_before_it_goes():
     """Two who need the same memory would else only ever load."""
     made = world(memory_mib=100)
     load = of(call(made, "b", 10), Load)[0]
@@ -118,7 +118,7 @@ def test_what_the_plan_does_not_name_is_refused():
     assert of(call(world(memory_mib=500), "c", 10), Reject)
 
 
-def test_who_loses_its_place_stays_warm_while_there_is_memory():
+def test_an_instance_that_loses_its_place_stays_warm_while_there_is_memory():
     points = [Point(batch=1, units=1, p50_us=1_000)]
     policy = policies.build("timesharing", {"rates": {"a": 5.0}, "max_models": 1})
     made = new_controller(policy, ProfileTable([Profile(function=name, device="d", points=points) for name in "ab"]))

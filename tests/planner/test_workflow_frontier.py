@@ -18,7 +18,6 @@ from lamina.planner.frontier import (
     EXACT,
     Frontier,
     Precision,
-    expected_choice,
     from_configs,
     in_parallel,
     in_series,
@@ -352,18 +351,18 @@ def test_branches_never_taken_cost_nothing_and_must_still_be_in_time():
         from_configs(ConfigArrays.from_rows([ProfiledConfig(1, 1, 1, 10, 8.0)])),
         from_configs(ConfigArrays.from_rows([ProfiledConfig(1, 1, 1, 30, 2.0)])),
     )
-    both = expected_choice([1, 0], [fast, slow])
+    both = in_parallel([scaled(fast, 1), scaled(slow, 0)])  # as the branches of a choice are put together
     assert (both.fastest_us, both.cost_within(30)) == (30, 8.0)
     assert scaled(slow, 0).cost.tolist() == [0.0]
 
 
-def test_a_grid_prices_every_combination_and_leaves_out_what_nobody_measured():
+def test_a_grid_prices_every_combination_and_leaves_out_what_was_not_measured():
     table = config_grid(lambda b, c, u: 0 if u == 2 else 1000.2 * b / c, (1, 2), (1, 2), (1, 2), ResourcePrices(1.0, 2.0))
     assert len(table) == 4
     assert table[1] == ProfiledConfig(1, 2, 1, 501, (2 * 1.0 + 1 * 2.0) * 501e-6)
 
 
-def test_the_efficient_ones_are_those_nobody_beats_fastest_first():
+def test_the_efficient_ones_are_those_that_none_beats_fastest_first():
     table = ConfigArrays.from_rows(
         [ProfiledConfig(1, 1, 1, t, c) for t, c in ((5, 5.0), (3, 9.0), (5, 4.0), (7, 4.0), (9, 1.0), (3, 9.0))]
     )

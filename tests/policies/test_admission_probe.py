@@ -36,7 +36,7 @@ def after_broken_promises(script: Script, policy: Callable[[], DispatchRole]) ->
 
 
 @both
-def test_a_reserve_turns_nobody_away_from_an_idle_device(script: Script, policy: Callable[[], DispatchRole]):
+def test_a_reserve_rejects_no_call_on_an_idle_device(script: Script, policy: Callable[[], DispatchRole]):
     said = after_broken_promises(script, policy).arrives("c", within_us=100 * MS)
     assert not [action for action in said if isinstance(action, Reject)]
 

@@ -74,12 +74,12 @@ def test_neighbours_never_ask_for_more_than_the_limit(policy: str):
 
 
 @pytest.mark.parametrize("policy", ["edf", "fifo", "frontier"])
-def test_who_asks_for_nothing_runs_beside_anybody(policy: str):
+def test_a_function_without_demand_runs_beside_any_other(policy: str):
     assert watched(scenario(policy)).together > 1
 
 
 @pytest.mark.parametrize("policy", ["edf", "fifo", "frontier"])
-def test_where_nobody_knows_what_they_ask_for_there_is_no_limit(policy: str):
+def test_where_demands_are_unknown_there_is_no_limit(policy: str):
     assert watched(replace(scenario(policy), interference=None)).most > LIMIT
 
 

@@ -30,7 +30,7 @@ def test_the_last_step_of_an_old_run_is_before_the_first_step_of_a_new_one(scrip
 
 
 @pytest.mark.parametrize("policy", [edf.Policy(), frontier.Policy()], ids=["edf", "frontier"])
-def test_where_nobody_else_waits_a_full_batch_is_booked_at_once(script: Script, policy: DispatchRole):
+def test_where_no_other_function_waits_a_full_batch_is_booked_at_once(script: Script, policy: DispatchRole):
     script.given(a_function(gpu="no"), devices=[CORE], policy=policy, takes={"f": 10 * MS}, engine=True)
     script.at(0).arrives("c1", within_us=100 * MS)
     script.at(1 * MS).arrives("c2", within_us=100 * MS)

@@ -144,12 +144,12 @@ def test_without_an_instance_the_load_is_on_top(script: Script):
     assert estimate_us(script.controller.view, script.controller.state.functions["f"]) == 35 * MS
 
 
-def test_nobody_knows_before_anything_was_measured(script: Script):
+def test_there_is_no_estimate_before_anything_was_measured(script: Script):
     script.given(a_function(), policy=Start1())
     assert estimate_us(script.controller.view, script.controller.state.functions["f"]) == 0
 
 
-def test_nobody_knows_without_a_device(script: Script):
+def test_there_is_no_estimate_without_a_device(script: Script):
     script.given(a_function(), policy=Start1(), takes={"f": 5 * MS}, devices=[])
     assert estimate_us(script.controller.view, script.controller.state.functions["f"]) == 0
 

@@ -102,7 +102,7 @@ class Companies:
 )
 @example(steps=[8.0], gap_ms=40.0, slack=1.5, part=0.5)
 @example(steps=[2.0, 8.0], gap_ms=15.0, slack=6.0, part=0.5)
-def test_who_is_let_in_is_not_stopped_for_its_cost_unless_a_prediction_was_wrong(steps, gap_ms, slack, part):
+def test_an_admitted_call_is_not_stopped_for_its_cost_unless_a_prediction_was_wrong(steps, gap_ms, slack, part):
     """Times are exact and calls come as steadily as before. What can go wrong: they stop coming, or company leaves one behind."""
     goal_ms = slack * sum(batch_ms(fixed_ms, 1, 1) for fixed_ms in steps)
     companies = Companies()

@@ -63,7 +63,7 @@ def test_the_offer_keeps_its_word(busy: Script):
     assert busy.endings["d"].latency_us <= refusal.offer_us
 
 
-def test_who_can_just_be_in_time_is_accepted(busy: Script):
+def test_a_call_that_can_just_be_in_time_is_accepted(busy: Script):
     assert busy.arrives("c", within_us=20 * MS) == []
     busy.at(100 * MS)
     assert busy.ending("c") == "reply"
@@ -90,7 +90,7 @@ def test_the_longer_the_queue_the_later_the_offer(script: Script):
     assert offers == [20 * MS, 30 * MS, 40 * MS, 50 * MS]
 
 
-def test_nobody_is_refused_while_nothing_is_known(script: Script):
+def test_no_call_is_refused_while_nothing_is_known(script: Script):
     script.given(a_function(), policy=edf.Policy(), takes={})
     [start] = script.at(0).arrives("c", within_us=1)
     assert isinstance(start, StartBatch)
@@ -272,7 +272,7 @@ def test_jobs_of_a_deadly_batch_come_back_in_smaller_company(script: Script):
     assert {script.ending(name) for name in "abcdefgh"} == {"reply"}
 
 
-def test_a_batch_too_big_for_the_memory_is_halved_without_losing_anybody(script: Script):
+def test_a_batch_too_big_for_the_memory_is_halved_without_losing_a_call(script: Script):
     script.given(a_function(max_batch=8), policy=edf.Policy(), takes={"f": 1 * MS}, warm=False, engine=True)
     script.fate = lambda b: BatchFailed(b.batch_id, "out-of-memory") if len(b.jobs) > 4 else script._finish(b)
     script.arrives(*"abcdefgh", within_us=9_000 * MS)
@@ -311,7 +311,7 @@ def test_many_slices_are_filled_at_once(script: Script):
     assert len(script.running) == 4
 
 
-def test_who_is_late_behind_a_batch_is_not_asked_about_again_and_again():
+def test_a_function_that_is_late_behind_a_batch_is_not_asked_about_again_and_again():
     events: Counter[str] = Counter()
     run(scenario("edf"), watch=lambda now_us, event, actions: events.update([type(event).__name__]))
     assert events["Tick"] < events["CallArrived"]

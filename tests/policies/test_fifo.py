@@ -93,7 +93,7 @@ def test_calls_that_cannot_all_be_in_time_together_go_in_smaller_batches(script:
     assert script.all(FailCall) == []
 
 
-def test_who_has_less_time_than_the_first_is_not_taken_along_too_late(script: Script):
+def test_a_call_with_less_time_than_the_first_is_not_taken_along_too_late(script: Script):
     script.given(a_function(max_batch=4), takes={"f": (0, 2 * MS)}, warm=False)
     script.at(0).arrives("calm")
     script.arrives("hasty", within_us=3 * MS)

@@ -128,7 +128,7 @@ def test_without_a_goal_it_gets_the_slice_it_asks_for(script: Script):
     assert [units_of(batch) for batch in script.batches] == [4]
 
 
-def test_what_nobody_knows_is_tried_as_it_asks(script: Script):
+def test_a_function_without_a_prediction_is_tried_as_it_asks(script: Script):
     script.given(a_function(max_batch=8, share=0.5, slo=GOAL), devices=[BIG_GPU], policy=frontier.Policy(), takes={})
     script.at(0).arrives("c", within_us=100 * MS)
     assert [units_of(batch) for batch in script.batches] == [4]
@@ -183,7 +183,7 @@ def test_company_is_waited_for_while_the_goal_allows_it(one: Script):
     assert all(one.ending(f"c{number}") == "reply" for number in range(24))
 
 
-def test_nobody_is_late_for_having_waited(one: Script):
+def test_no_call_is_late_for_having_waited(one: Script):
     for number in range(40):
         one.at(number * 7 * MS).arrives(f"c{number}", within_us=100 * MS)
     one.at(2_000 * MS)
@@ -365,7 +365,7 @@ def test_nothing_is_kept_on_an_overloaded_device_for_what_asks_for_more_than_its
 
 
 @pytest.mark.slow
-def test_however_much_there_is_to_do_who_has_no_goal_is_let_in():
+def test_however_much_there_is_to_do_a_call_without_a_goal_is_admitted():
     """Nobody asked for it to be in time, so nobody is told that it would not be."""
     rates = {name: [(0.6, 2_000.0)] for name in ("patient", "hurried")}
     functions = [a_model("patient", slo=Slo(timeout_us=60_000 * MS)), a_model("hurried", slo=Slo(latency_us=200 * MS))]

@@ -89,6 +89,6 @@ def test_small_slices_and_full_batches_save_a_third():
     assert total("one function", "frontier").cost < 0.67 * total("one function", "edf").cost
 
 
-def test_who_takes_most_goes_first_when_there_is_too_much():
+def test_the_calls_with_most_work_are_shed_first_when_there_is_too_much():
     ours, edf = (total("a mixture, too much of it", policy).attainment for policy in ("frontier", "edf"))
     assert ours > 0.86 and ours > 1.25 * edf

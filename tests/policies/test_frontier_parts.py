@@ -47,7 +47,7 @@ def test_a_wait_that_was_joined_makes_the_next_penalty_smaller():
     assert wait_in_vain(feedback) == 4
 
 
-def test_nobody_is_waited_for_after_waits_that_nobody_joined():
+def test_no_batch_is_delayed_after_delays_that_no_call_joined():
     feedback = BatchingFeedback()
     for _ in range(3):
         feedback.wait_began("f", 1)

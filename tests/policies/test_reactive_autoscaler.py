@@ -123,7 +123,7 @@ def test_memory_is_never_promised_twice(script: Script):
     assert loads(script) == ["f", "g"]
 
 
-def test_what_nobody_uses_makes_room_for_what_somebody_waits_for(script: Script):
+def test_an_unused_instance_makes_room_for_one_that_calls_wait_for(script: Script):
     big = [a_function(name, memory_mib=400) for name in "fgh"]
     script.given(*big, devices=[GPU], takes=dict.fromkeys("fgh", 5 * MS), warm=False, engine=True)
     script.at(0).arrives("c1", target="f")

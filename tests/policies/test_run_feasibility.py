@@ -49,7 +49,7 @@ def test_a_page_is_given_up_as_a_whole_before_its_lines_are_read(script: Script,
     assert sum(len(batch.jobs) for batch in script.batches if batch.function == "read") == read
 
 
-def test_nothing_is_hoped_of_a_slice_that_nobody_has_tried(script: Script):
+def test_nothing_is_hoped_of_a_slice_that_was_never_tried(script: Script):
     a_page_of(8, script, cores=2, instances=1, read_on=[1])
     script.at(500 * MS)
     assert [batch.function for batch in script.batches] == ["find"]

@@ -40,7 +40,7 @@ def test_it_does_not_wait_where_alone_is_as_good(script: Script):
 
 
 @pytest.mark.parametrize("within_ms", [24, 25, 27])
-def test_it_never_waits_past_the_deadline_of_those_who_are_here(script: Script, within_ms: int):
+def test_it_never_waits_past_the_deadline_of_those_that_are_here(script: Script, within_ms: int):
     chain(script, g_us=20 * MS, max_batch=1).at(0).arrives("hurried", target="w", within_us=within_ms * MS)
     script.arrives("c2", "c3", target="w", within_us=200 * MS)
     script.at(200 * MS)

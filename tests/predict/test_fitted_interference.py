@@ -60,7 +60,7 @@ def test_cases_left_out_are_predicted_within_the_goal():
     assert np.quantile(errors, 0.9) <= 0.15
 
 
-def test_alone_nobody_is_slowed_down():
+def test_alone_no_function_is_slowed_down():
     assert model().slowdown(ColocatedBatch("resnet50", 8, 0.5), [], "h200") == 1.0
 
 
@@ -79,7 +79,7 @@ def test_small_models_feel_it_more():
 
 
 @pytest.mark.parametrize(("name", "kind"), [("nobody", "h200"), ("resnet50", "cpu")])
-def test_who_is_not_known_feels_nothing(name: str, kind: str):
+def test_a_function_that_is_not_known_feels_nothing(name: str, kind: str):
     assert model().slowdown(ColocatedBatch(name, 8, 0.5), [ColocatedBatch("convnext_base", 8, 0.5)], kind) == 1.0
 
 
@@ -88,7 +88,7 @@ def test_far_outside_what_was_measured_it_does_not_run_away():
     assert model().slowdown(ColocatedBatch("mobilenet_v3_small", 1, 0.1), neighbours, "h200") < 2.0
 
 
-def test_a_device_nobody_measured_is_named():
+def test_a_device_that_was_not_measured_is_named():
     with pytest.raises(BadValue, match="'v100'"):
         shipped_regression("v100")
 

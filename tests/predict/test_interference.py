@@ -31,7 +31,7 @@ def test_of_several_neighbours_the_worst_counts_in_the_linear_model():
     assert LINEAR.slowdown(mine, [light, heavy], "2080ti") == max(alone)
 
 
-def test_nobody_beside_means_no_slowdown():
+def test_no_neighbour_means_no_slowdown():
     assert LINEAR.slowdown(ColocatedBatch("vgg16", 32, 1.0), [], "2080ti") == 1.0
     assert HALF.slowdown(ColocatedBatch("a", 1, 1.0), [], "d") == 1.0
 

@@ -73,18 +73,18 @@ def test_between_unit_counts_it_is_a_power_law():
     assert known.median_us("f", "gpu", 1, 4) == pytest.approx(400)
 
 
-def test_more_units_than_anybody_measured_help_no_further():
+def test_more_units_than_were_measured_help_no_further():
     known = table({(1, 2): 800, (1, 8): 200})
     assert [known.median_us("f", "gpu", 1, n) for n in (2, 8, 16)] == [800, 200, 200]
 
 
-def test_fewer_units_than_anybody_measured_take_longer_in_proportion():
+def test_fewer_units_than_were_measured_take_longer_in_proportion():
     """Else the smallest slice would look cheaper than those that were measured."""
     known = table({(1, 4): 800, (1, 8): 200})
     assert [known.median_us("f", "gpu", 1, n) for n in (1, 2, 4)] == [3_200, 1_600, 800]
 
 
-def test_what_nobody_measured_is_unknown():
+def test_what_was_not_measured_is_unknown():
     known = table({(1, 1): 1_000})
     assert known.latency_us("g", "gpu", 1, 1) == 0
     assert known.latency_us("f", "cpu", 1, 1) == 0

@@ -134,7 +134,7 @@ def test_where_every_run_is_disturbed_the_wait_is_taken_off() -> None:
     assert outcome.runs[1, 1] == pytest.approx([1500.0] * len(outcome.runs[1, 1]))
 
 
-def test_somebody_watching_is_told_after_every_visit() -> None:
+def test_an_observer_is_told_after_every_visit() -> None:
     told: list[MeasurementProgress] = []
     outcome = measure(FakeBench(straight, units=4), watch=told.append)
     assert sum(len(progress.runs_us) for progress in told) == sum(map(len, outcome.runs.values()))

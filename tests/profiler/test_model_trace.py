@@ -60,7 +60,7 @@ def test_a_module_that_looks_at_its_numbers_cannot_be_traced() -> None:
         trace_model("looks", Looks(), (torch.zeros(1, 3),))
 
 
-def test_a_model_nobody_ran_gets_a_profile() -> None:
+def test_a_model_that_was_never_run_gets_a_profile() -> None:
     profile = predict_profile(app.functions["seen"], "h200")
     assert profile.meta["source"] == "predicted" and profile.traits is not None
     assert max(point.batch for point in profile.points) == 8

@@ -29,7 +29,7 @@ def test_the_rest_of_its_row_changes_with_it():
     assert at(rescale_profile(PROFILE, {(8, 2): [8_000]}), 1, 2) == pytest.approx(1_000)
 
 
-def test_rows_nobody_looked_at_change_as_the_others_did():
+def test_rows_that_were_not_measured_again_change_as_the_others_did():
     assert at(rescale_profile(PROFILE, {(8, 2): [8_000], (1, 2): [1_000]}), 8, 4) == pytest.approx(4_000)
 
 

@@ -77,7 +77,7 @@ def server() -> Iterator[FileServer]:
 
     listener = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     made.url = f"http://127.0.0.1:{listener.server_address[1]}/models/net.onnx"
-    thread = threading.Thread(target=listener.serve_forever, daemon=True)
+    thread = threading.Thread(target=listener.serve_forever, args=(0.01,), daemon=True)  # a shutdown waits for its poll
     thread.start()
     try:
         yield made
@@ -181,6 +181,7 @@ def _fetch(url: str, out: Any) -> None:
     out.put(fetch_model(url, sha256=SUM).read_bytes() == BODY)
 
 
+@pytest.mark.live
 def test_servers_that_share_a_cache_fetch_once(server: FileServer) -> None:
     context = multiprocessing.get_context("spawn")
     out = context.Queue()
@@ -270,7 +271,7 @@ class FakeS3(http.server.BaseHTTPRequestHandler):
 def test_an_object_store_that_speaks_s3_is_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("s3fs")
     listener = http.server.ThreadingHTTPServer(("127.0.0.1", 0), FakeS3)
-    thread = threading.Thread(target=listener.serve_forever, daemon=True)
+    thread = threading.Thread(target=listener.serve_forever, args=(0.01,), daemon=True)  # a shutdown waits for its poll
     thread.start()
     try:
         for name, value in {

@@ -33,7 +33,7 @@ def test_what_click_says_goes_the_same_way(monkeypatch: pytest.MonkeyPatch) -> N
     assert stream.getvalue() == "error: cannot listen\n"
 
 
-def test_a_pipe_nobody_reads_stops_nobody_and_what_is_left_out_is_counted() -> None:
+def test_a_pipe_that_is_not_read_stops_nothing_and_what_is_left_out_is_counted() -> None:
     ours, theirs = os.pipe()
     with open(theirs, "w") as full, open(ours) as reader:
         stream = AsyncStderr(full, most_chars=200_000)

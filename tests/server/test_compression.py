@@ -51,7 +51,7 @@ def test_what_is_not_packed_in_a_way_we_know_is_refused(body: bytes, encoding: b
         unpack(body, encoding)
 
 
-def test_answers_are_packed_for_who_asks_for_it_by_name_alone() -> None:
+def test_answers_are_packed_for_clients_that_ask_for_it_by_name_alone() -> None:
     body, header = compress(b"abc" * 100, b"gzip")
     assert gzip.decompress(body) == b"abc" * 100 and header == b"content-encoding: gzip\r\n"
     assert compress(b"abc", b"gzip, deflate, br") == (b"abc", b"")

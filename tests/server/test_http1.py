@@ -179,7 +179,7 @@ def test_pipelined_requests_are_answered_in_order() -> None:
     assert bodies == [b"0", b"1", b"2"]
 
 
-def test_large_bodies_sent_ahead_are_read_one_at_a_time_and_nobody_is_blamed_for_the_wait() -> None:
+def test_large_bodies_sent_ahead_are_read_one_at_a_time_and_no_client_is_blamed_for_the_wait() -> None:
     held: list[Exchange] = []
     one = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 300000\r\n\r\n" + bytes(300_000)
 
@@ -244,7 +244,7 @@ def test_head_has_no_body_and_expect_is_answered() -> None:
 @pytest.mark.parametrize(
     ("why", "data"), [("half a header", b"POST /x HTTP/1.1\r\nHo"), ("half a body", POST + b"Content-Length: 9\r\n\r\nabc")]
 )
-def test_who_is_too_slow_is_told_and_cut_off(why: str, data: bytes) -> None:
+def test_a_client_that_is_too_slow_is_told_and_cut_off(why: str, data: bytes) -> None:
     limits = HttpLimits(head_s=0.2, body_idle_s=0.2)
     assert ask(data, limits=limits) == 408, why
 
@@ -299,7 +299,7 @@ def test_too_many_connections_are_turned_away_and_the_others_served() -> None:
     assert serve(script, handler, HttpLimits(connections=4)) == ([503], 200)
 
 
-def test_who_never_reads_is_not_answered_without_end_and_is_cut_off() -> None:
+def test_a_client_that_never_reads_is_not_answered_without_end_and_is_cut_off() -> None:
     answered = 0
 
     def handler(request: HttpRequest, exchange: Exchange) -> None:
@@ -340,7 +340,7 @@ def test_a_client_that_leaves_is_noticed_once() -> None:
 
 
 @pytest.mark.parametrize("turns", range(8))
-def test_who_comes_while_the_server_stops_is_not_left_waiting(turns: int) -> None:
+def test_a_client_that_comes_while_the_server_stops_is_not_left_waiting(turns: int) -> None:
     """Whatever turn of the loop it is: taken by the system, taken by us, or connected."""
 
     async def main() -> bytes:

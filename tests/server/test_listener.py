@@ -28,7 +28,7 @@ def on_our_loop(work: object) -> object:
         return runner.run(work)  # type: ignore[arg-type]
 
 
-def test_all_who_knocked_during_one_turn_come_in_within_a_few() -> None:
+def test_all_clients_that_connected_during_one_turn_come_in_within_a_few() -> None:
     async def knock() -> int:
         inside: list[Greeted] = []
         listener = await listen(lambda: Greeted(inside), "127.0.0.1", 0)
@@ -67,7 +67,7 @@ def test_a_port_that_is_taken_is_said_so() -> None:
         on_our_loop(twice())
 
 
-def test_after_it_is_closed_nobody_comes_in() -> None:
+def test_after_it_is_closed_no_client_comes_in() -> None:
     async def late() -> None:
         listener = await listen(asyncio.Protocol, "127.0.0.1", 0)
         port = listener.port

@@ -44,7 +44,7 @@ def test_alone_a_batch_takes_what_it_takes():
     assert until_empty(crowd) == {1: CompletedWork(1, 20, 127, 100)}
 
 
-def test_who_comes_later_slows_down_who_was_there_from_then_on():
+def test_a_batch_that_comes_later_slows_down_those_that_were_there_from_then_on():
     crowd = ColocatedBatches(Each(), "d")
     crowd.add(0, entry(1, 100))
     crowd.add(40, entry(2, 200))
@@ -53,7 +53,7 @@ def test_who_comes_later_slows_down_who_was_there_from_then_on():
     assert ended[2].end_us == 130 + 200 - 60  # the 90 beside the first were worth 60, the rest it had for itself
 
 
-def test_who_leaves_sets_the_others_free():
+def test_a_batch_that_leaves_sets_the_others_free():
     crowd = ColocatedBatches(Each(), "d")
     crowd.add(0, entry(1, 100))
     crowd.add(0, entry(2, 100))
@@ -86,14 +86,14 @@ def test_a_booked_batch_that_is_lost_never_had_a_slice():
     assert until_empty(crowd) == {1: CompletedWork(1, 0, 100, 100)}
 
 
-def test_a_transfer_is_not_felt_by_anybody():
+def test_a_transfer_is_not_felt_by_any_batch():
     crowd = ColocatedBatches(Each(), "d")
     crowd.add(0, entry(1, 100))
     crowd.add(0, entry(2, 50, transfer_us=100))
     assert until_empty(crowd) == {1: CompletedWork(1, 0, 100, 100), 2: CompletedWork(2, 0, 150, 50)}
 
 
-def test_whoever_looks_too_late_finds_everything_at_its_own_time():
+def test_a_late_look_finds_everything_at_its_own_time():
     late, on_time = ColocatedBatches(Each(), "d"), ColocatedBatches(Each(), "d")
     for crowd in (late, on_time):
         crowd.add(0, entry(1, 100))
@@ -103,7 +103,7 @@ def test_whoever_looks_too_late_finds_everything_at_its_own_time():
     assert {ended.batch_id: ended for ended in late.take_finished()} == until_empty(on_time)
 
 
-def test_without_a_model_nobody_feels_anybody():
+def test_without_a_model_no_batch_feels_another():
     crowd = ColocatedBatches(None, "d")
     crowd.add(0, entry(1, 100))
     crowd.add(0, entry(2, 100))
@@ -159,7 +159,7 @@ def test_small_steps_lead_to_the_same_ends(plan: Plan):
 
 
 @given(PLANS)
-def test_all_work_is_done_and_nobody_is_faster_than_alone(plan: Plan):
+def test_all_work_is_done_and_no_batch_is_faster_than_alone(plan: Plan):
     found = played(plan)
     assert found.keys() == set(range(1, len(plan) + 1))
     assert all(found[one.batch_id].device_us >= one.work_us for _, one in entries(plan))

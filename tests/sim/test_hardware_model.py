@@ -40,7 +40,7 @@ def test_handing_over_takes_something_for_a_batch_and_something_for_each_item():
     assert world(handover=Handover(500.0, 20.0)).handover_us("f", GPU, 8) == 660
 
 
-def test_what_nobody_measured_takes_nothing():
+def test_what_was_not_measured_takes_nothing():
     assert world().handover_us("f", GPU, 8) == 0
 
 

@@ -55,7 +55,7 @@ def test_a_batch_is_slowed_for_as_long_as_it_has_company():
     assert ends == {"a2000": 3_500, "b2500": 4_000}  # half alone; then 1,000 beside each other, worth 500; then half alone
 
 
-def test_who_is_booked_begins_when_the_one_before_really_ends():
+def test_a_booked_batch_begins_when_the_one_ahead_of_it_really_ends():
     ends, _ = replies((2_000, "a"), (2_200, "a"), (2_500, "b"))
     assert ends == {"a2000": 3_500, "b2500": 4_500, "a2200": 5_000}
 
@@ -65,7 +65,7 @@ def test_leases_are_as_long_as_batches_really_were():
     assert executor.accounting.devices["d"].leased == 1_500 + 1_500
 
 
-def test_who_is_lost_is_not_felt_any_more_and_pays_until_then():
+def test_a_lost_batch_is_not_felt_any_more_and_pays_until_then():
     ends, executor = replies((2_000, "a"), (2_000, "b"), faults=[(2_400, InstanceLost("a-1"))])
     assert ends == {"b2000": 3_500, "a2000": 4_200}  # alone while the other loads again, 500 long: 300 are left of it then
     assert executor.accounting.devices["d"].leased == 400 + 1_500 + 1_300
@@ -78,6 +78,6 @@ def test_a_device_that_is_lost_takes_its_crowd_with_it():
     assert [account.leased for account in executor.accounting.all_devices()] == [600, 1_000]
 
 
-def test_nobody_is_felt_on_the_way_there_and_back():
+def test_no_batch_is_felt_on_the_way_there_and_back():
     ends, _ = replies((2_000, "a"), (3_000, "b"), back_us=400)
     assert ends == {"a2000": 3_400, "b3000": 4_400}

@@ -70,7 +70,7 @@ def test_batch_sizes_are_counted_by_function():
     assert (row.batches, row.jobs, row.batch_mean, row.batch_max) == (2, 6, 3.0, 4)
 
 
-def test_an_answer_nobody_asked_for_is_not_counted_silently():
+def test_an_answer_to_no_call_is_not_counted_silently():
     report = Report({"a": Slo()})
     with pytest.raises(KeyError):
         report.on_end(0, Reply("never-offered", 1, False))

@@ -75,7 +75,7 @@ def quiet_times(policy: str, noisy: int, quota: int) -> tuple[list[int], int]:
 
 
 @pytest.mark.parametrize("policy", ["edf", "fifo", "frontier"])
-def test_ten_times_the_quota_moves_nobody_else_s_p99_by_more_than_a_quarter(policy: str) -> None:
+def test_ten_times_the_quota_moves_no_other_p99_by_more_than_a_quarter(policy: str) -> None:
     (within, _), (beyond, noisy) = quiet_times(policy, 400, 400), quiet_times(policy, 4_000, 400)
     assert len(beyond) == pytest.approx(len(within), rel=0.005), "and none of its calls is lost"
     assert beyond[int(0.99 * len(beyond))] <= 1.25 * within[int(0.99 * len(within))]

@@ -243,6 +243,7 @@ def test_a_leader_cut_off_from_its_database_loses_the_lead_to_the_first_that_get
     assert terms == {"first": [1, 0], "second": [0, 2]}
 
 
+@pytest.mark.slow
 def test_the_lead_goes_back_and_forth_and_every_acknowledged_write_counts_once(place: str):
     async def work() -> tuple[int, int]:
         acknowledged = 0

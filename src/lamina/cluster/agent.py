@@ -64,7 +64,7 @@ from lamina.drivers.engine import Engine, EngineShared, TargetSource
 from lamina.drivers.timer import clock_us
 from lamina.engines.app_environments import AppEnvironments
 from lamina.engines.composite import CompositeEngine
-from lamina.errors import BadValue, Conflict, LaminaError, LeadershipLost, LoadFailed, NotLeader, StoreDown
+from lamina.errors import BadValue, LaminaError, LoadFailed
 from lamina.ipc.framing import FrameError, read_mask, wire_mask
 from lamina.sdk.model_bundle import PACKED
 from lamina.types import FunctionSpec
@@ -492,12 +492,6 @@ class Agent:
         if self.session is not None:
             instance = self._instances.get(local)
             self.session.send(OutputOnNode(function, instance.name if instance is not None else local, calls, line))
-
-
-def _refusal_of(error: ErrorInfo) -> LaminaError:
-    """Why the leader does not commit, as it would be told there: a store that is away is not the function's failure."""
-    kinds: tuple[type[LaminaError], ...] = (StoreDown, NotLeader, LeadershipLost, Conflict, BadValue)
-    return next((kind for kind in kinds if kind.__name__ == error.type), LaminaError)(error.message)
 
 
 def _said(address: str, error: BaseException) -> str:

@@ -132,12 +132,6 @@ def scaled(frontier: Frontier, factor: float) -> Frontier:
     return Frontier(frontier.time_us, frontier.cost * factor, frontier.error)
 
 
-def expected_choice(odds: Sequence[float], branches: Sequence[Frontier]) -> Frontier:
-    """One of the branches runs, unknown which: it must be in time in any case, and costs what it costs on average."""
-    whole = sum(odds)
-    return in_parallel([scaled(branch, share / whole) for share, branch in zip(odds, branches, strict=True)])
-
-
 def lower_envelope(options: Iterable[Frontier]) -> Frontier:
     """The best of several ways to do the same work, time by time."""
     import numpy as np

@@ -148,7 +148,7 @@ def test_a_second_server_goes_on_with_the_triggers_of_what_was_deployed_last(tmp
     assert (zeros, ones >= 3) == (0, True)
 
 
-def test_a_tenant_cannot_roll_back_what_is_everybodys(tmp_path: Path) -> None:
+def test_a_tenant_cannot_roll_back_what_is_the_operators(tmp_path: Path) -> None:
     app = app_file(tmp_path, source(tmp_path, "v0"))
 
     async def work() -> tuple[int, int]:

@@ -205,7 +205,7 @@ def test_a_first_version_that_cannot_be_loaded_is_not_served_and_the_next_may_be
     assert run(work) == [("halted", 0, 404), ("halted", 0, 404), ("serving", 3, 200), current]
 
 
-def test_what_the_code_of_a_failed_version_said_is_for_who_may_deploy(app: Path, tmp_path: Path) -> None:
+def test_what_the_code_of_a_failed_version_said_is_for_deployers(app: Path, tmp_path: Path) -> None:
     async def work() -> dict[str, str]:
         async with managed(app, tmp_path / "kept") as server:
             await tried(server, BROKEN.format(least=1, does="raise OSError('no /srv/key.pem')", version=1))

@@ -125,7 +125,7 @@ def test_what_was_written_down_is_there_after_a_restart_and_counted_once(tmp_pat
     assert [(row["tenant"], row["calls"], row["cost"]) for row in asyncio.run(second(place))] == [("acme", 6, 2.25)]
 
 
-def test_a_store_nobody_uses_is_not_made_for_it(tmp_path: Path) -> None:
+def test_a_store_that_is_not_used_is_not_made_for_it(tmp_path: Path) -> None:
     async def work(place: str) -> None:
         store = open_store(place)
         counter = Counter(store)

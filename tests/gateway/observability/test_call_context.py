@@ -64,7 +64,7 @@ def test_a_function_knows_its_call_and_its_parts_are_children_of_its_step(tmp_pa
     assert by_name["tell"].attributes["lamina.call.id"] == call_id
 
 
-def test_who_is_not_traced_leaves_no_spans_and_is_told_of_none(tmp_path: Path) -> None:
+def test_a_call_that_is_not_traced_leaves_no_spans_and_is_told_of_none(tmp_path: Path) -> None:
     said, spans, _, _ = told(tmp_path, HEADER[:-1] + "0", "no")
     assert said[3] == "" and not spans
 

@@ -38,7 +38,7 @@ def test_what_is_older_than_the_window_does_not_count():
     assert recent.usage_shares((WINDOW_S + 1) * SECOND)[1] == {}
 
 
-def test_a_batch_nobody_started_counts_for_nothing():
+def test_a_batch_that_was_never_started_counts_for_nothing():
     recent = RollingStats()
     recent.on_batch_finished(1_000, 7, 400)
     assert recent.usage_shares(2_000)[1] == {}

@@ -101,7 +101,7 @@ def test_a_failure_before_the_first_piece_is_a_problem(gateway: Gateway) -> None
     assert asked(gateway, script) == 500
 
 
-def test_who_does_not_ask_for_events_gets_a_list(gateway: Gateway) -> None:
+def test_a_client_that_does_not_ask_for_events_gets_a_list(gateway: Gateway) -> None:
     async def script(browser: Browser, gateway: Gateway) -> list[Any]:
         paths = ("/v1/functions/words", "/v1/workflows/joined")
         return [(await browser.post(path, "one two")).json for path in paths]

@@ -78,7 +78,7 @@ def test_a_batched_model_gets_one_value_per_row() -> None:
     assert [encoding.decode(call["x"]).tolist() for call in calls] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_a_value_nobody_has_typed_travels_as_json() -> None:
+def test_a_value_without_a_type_travels_as_json() -> None:
     target = CallTarget("m", "function", (Param("x"), Param("y", required=False)), Slo())
     one = make_model(target, None)
     given = InputTensor("x", "BYTES", [1], tensors.join_bytes([b'{"a": [1, null]}']))

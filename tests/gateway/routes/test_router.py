@@ -166,7 +166,7 @@ def test_a_header_that_would_be_ours_and_is_not_is_named_with_the_one_meant(port
 
 
 @pytest.mark.parametrize("path", ["/v1/workflows/twice", "/v2/models/echo/infer", "/v1/status", "/nowhere"])
-def test_a_misnamed_header_is_told_wherever_it_is_sent_and_whoever_comes_next_is_served(port: int, path: str) -> None:
+def test_a_misnamed_header_is_told_wherever_it_is_sent_and_the_next_request_is_served(port: int, path: str) -> None:
     wrong = ("POST", path, b"{}", "application/json", {"Lamina-Deadline": "50"})
     right = ("POST", "/v1/functions/echo", b"1", "application/json", {"Lamina-Deadline-Ms": "5000"})
     assert [answer.status for answer in asked(port, wrong, wrong, right)] == [400, 400, 200]
@@ -213,13 +213,13 @@ def test_what_curl_sends_is_json_if_it_is_json_and_else_bytes(port: int) -> None
         ("/v2x", "/openapi.json"),
     ],
 )
-def test_who_asks_at_the_wrong_address_is_told_which_and_where_to_look(port: int, path: str, hint: str) -> None:
+def test_a_request_at_the_wrong_address_is_told_which_and_where_to_look(port: int, path: str, hint: str) -> None:
     (answer,) = asked(port, ("POST", path, b"1"))
     assert answer.status == 404
     assert path in answer.json["detail"] and hint in answer.json["hint"]
 
 
-def test_who_puts_inputs_into_the_address_is_told_where_they_belong(port: int) -> None:
+def test_a_client_that_puts_inputs_into_the_address_is_told_where_they_belong(port: int) -> None:
     (answer,) = asked(port, ("POST", "/v1/functions/add?a=1", b""))
     assert answer.status == 400
     assert "taken from the body, not from behind the ?" in answer.json["hint"]

@@ -91,11 +91,11 @@ def test_the_fast_kind_is_not_taken_where_it_costs_too_much(world: World):
     assert world.endings["c"].offer_us == 30 * MS + 1  # within that cost there is the CPU
 
 
-def test_a_limit_that_both_kinds_keep_to_refuses_nobody(world: World):
+def test_a_limit_that_both_kinds_keep_to_refuses_no_call(world: World):
     assert world.call("c", within_ms=15, cost=1.01 * ALONE_ON_GPU) == "open"
 
 
-def test_who_pays_little_and_has_time_is_served_cheaply(world: World):
+def test_a_call_that_pays_little_and_has_time_is_served_cheaply(world: World):
     world.call("c", within_ms=100, cost=1.01 * ALONE_ON_CPU)
     world.wait(100)
     assert world.endings["c"].cost <= 1.01 * ALONE_ON_CPU
@@ -147,7 +147,7 @@ def test_the_offer_is_kept(world: World):
     assert world.endings["again"].latency_us <= offer_us
 
 
-def test_who_is_admitted_first_is_not_delayed_by_who_comes_after():
+def test_a_call_admitted_first_is_not_delayed_by_those_that_come_after():
     world = World().build(devices=(GPU,))
     world.call("patient", within_ms=40)
     for number in range(10):
@@ -176,7 +176,7 @@ def test_batches_are_not_shared_where_that_is_switched_off():
     assert set(world.sizes) == {1}
 
 
-def test_nobody_joins_who_would_make_another_late():
+def test_no_call_joins_that_would_make_another_late():
     world = World().build(devices=(GPU,))
     world.call("a", within_ms=30)
     world.call("b", within_ms=30)
@@ -210,7 +210,7 @@ def test_the_dearest_way_is_what_a_limit_is_held_against():
     assert world.call("d", within_ms=100, cost=2.1 * ALONE_ON_GPU, target="cascade") == "open"
 
 
-def test_nobody_waits_for_one_who_has_gone():
+def test_no_call_waits_for_one_that_has_gone():
     flow = Flow("two", {"x": Task("x", "f", ("y",)), "y": Task("y", "g")}, ("x",))
     world = World().build(devices=(GPU,), names=("f", "g"), flows=(flow,))
     world.call("a", within_ms=1_000, target="two")

@@ -127,7 +127,7 @@ def test_a_deadline_that_is_just_out_of_reach_is_tried_for(script: Script):
     assert last(script).mask.bit_count() == 4
 
 
-def test_who_cannot_be_in_time_even_on_a_whole_node_is_let_go(script: Script):
+def test_a_call_that_cannot_be_in_time_even_on_a_whole_node_is_let_go(script: Script):
     chain(script).at(0).arrives("c", target="w", within_us=20 * MS)
     assert script.ending("c") == "deadline"
 
@@ -252,7 +252,7 @@ def test_cores_are_leased_with_the_batch(script: Script):
 # ---------------------------------------------------------------------------------------------------- cold starts
 
 
-def test_a_function_nobody_has_loaded_is_loaded_at_home_when_work_comes(script: Script):
+def test_a_function_that_is_not_loaded_is_loaded_at_home_when_work_comes(script: Script):
     script.given(a_function("f"), devices=nodes(3), policy=esg.Policy(), takes=TAKES, loads={"f": 50 * MS}, warm=False)
     script.at(0).arrives("c", within_us=900 * MS)
     [(at_us, load)] = script.all(Load)

@@ -19,7 +19,7 @@ def test_functions_are_spread_over_the_devices():
     assert max(count.values()) < 150
 
 
-def test_when_a_device_goes_only_those_who_lived_there_move():
+def test_when_a_device_goes_only_functions_at_home_there_move():
     left = NODES[:-1]
     for number in range(200):
         before = devices_by_home(f"f{number}", NODES)

@@ -52,7 +52,7 @@ def test_out_of_reach_it_ends_with_the_fastest():
     assert sizes(found.picks) == [(1, 2, 4), (1, 2, 4)]
 
 
-def test_a_ladder_steps_over_combinations_nobody_measured():
+def test_a_ladder_steps_over_combinations_that_were_not_measured():
     whole = table(10)
     holed = whole.subset([p for p in range(len(whole)) if whole[p][:3] != (4, 1, 2)])
     ladder = ConfigGrid(holed)

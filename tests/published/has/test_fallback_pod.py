@@ -25,7 +25,7 @@ def test_a_function_without_a_profile_is_loaded_when_it_is_called(script: Script
 
 
 @pytest.mark.parametrize("policy", WHO_KEEP_PODS)
-def test_a_pod_without_work_goes_for_one_who_has_some(script: Script, policy: str):
+def test_a_pod_without_work_goes_for_one_that_has_some(script: Script, policy: str):
     given(script, policy, *(a_model(name, share=1.0, scale=ScaleSpec(min=0, max=4)) for name in "fg"))
     script.at(10 * MS).arrives("c", target="f", within_us=900 * MS)
     first = loads(script)[0]

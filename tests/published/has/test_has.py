@@ -43,14 +43,14 @@ def test_a_function_that_is_to_stand_gets_one_pod(script: Script):
     assert len(loads(script)) == 1
 
 
-def test_the_first_pod_is_for_a_load_nobody_knows_yet(script: Script):
+def test_the_first_pod_is_for_a_load_that_is_not_known_yet(script: Script):
     given(script, a_model(), policy=Policy(first_per_s=35.0))
     view, function = script.controller.view, script.controller.state.functions["f"]
     [shape] = shapes(script.controller)
     assert PodCapacity(view, {"f": 200 * MS}, 1.0).per_s(function, view.devices["gpu0"], PodShape(*shape)) >= 35
 
 
-def test_a_function_nobody_called_and_nobody_wants_gets_none(script: Script):
+def test_a_function_without_calls_and_without_a_minimum_gets_none(script: Script):
     given(script, a_model(scale=ScaleSpec(min=0)))
     assert loads(script) == []
 
@@ -146,7 +146,7 @@ def test_a_busy_neighbour_does_not_raise_what_a_quiet_function_gets(script: Scri
     assert area(script.controller, "quiet") <= alone
 
 
-def test_the_shared_filter_of_the_original_plans_for_a_function_nobody_calls(script: Script):
+def test_the_shared_filter_of_the_original_plans_for_a_function_without_calls(script: Script):
     policy = Policy(compat=True)
     given(script, a_model("quiet"), a_model("busy"), policy=policy)
     called(script, 80, 12, target="busy")

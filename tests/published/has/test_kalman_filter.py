@@ -75,5 +75,5 @@ def test_the_published_one_adds_six_to_any_constant_load():
     assert plans[-1] == pytest.approx(40.0 + 6.1, abs=0.1)
 
 
-def test_the_published_one_wants_five_a_second_for_a_function_nobody_calls():
+def test_the_published_one_wants_five_a_second_for_a_function_without_calls():
     assert KalmanFilter().update_as_published(0.0) == 5.0

@@ -54,7 +54,7 @@ def test_a_tight_goal_does_not_ask_for_more_than_ten_times_the_load():
     assert per_s(PodShape(10, 100), goal_ms=11.001, wait=50.0) == pytest.approx(0.1 / 0.011, rel=0.01)
 
 
-def test_nobody_knows_is_nothing():
+def test_a_time_that_is_not_known_is_no_capacity():
     assert PodCapacity(View(ControllerState(), Known({}, {}))).per_s(FUNCTION, DEVICE, PodShape(1, 100)) == 0
 
 

@@ -255,7 +255,7 @@ def served_in_turn(script: Script, calls: str, evict: str, **more: Any) -> list[
     return [action.instance.partition("-")[0] for _, action in script.all(Unload)]
 
 
-def test_who_was_not_used_for_longest_makes_room(script: Script):
+def test_the_least_recently_used_makes_room(script: Script):
     assert served_in_turn(script, "rbrc", "lru") == ["b"]
     assert served_in_turn(Script(), "rbc", "lru") == ["r"]
 

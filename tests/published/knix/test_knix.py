@@ -123,7 +123,7 @@ def test_the_same_again_is_not_refused_though_a_device_has_been_lost(script: Scr
     assert script.controller.state.functions["a"].spec.max_batch == 4
 
 
-def test_who_has_lost_its_share_is_a_guest_on_what_others_lend(script: Script):
+def test_an_instance_that_has_lost_its_share_is_a_guest_on_what_others_lend(script: Script):
     given(script, a_model("a", share=0.6), a_model("b", share=0.6), count=2)
     script.tell(DeviceLost("gpu1"))
     script.at(1 * S).arrives("c1", "c2", target="b")

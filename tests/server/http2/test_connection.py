@@ -244,13 +244,13 @@ BROKEN: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_who_breaks_the_rules_is_sent_away(name: str) -> None:
+def test_a_client_that_breaks_the_rules_is_sent_away(name: str) -> None:
     talk = Talk()
     talk.say(BROKEN[name])
     assert talk.error
 
 
-def test_who_speaks_something_else_is_sent_away() -> None:
+def test_a_client_that_speaks_something_else_is_sent_away() -> None:
     talk = Talk()
     talk.connection = talk.opened(Http2Limits())
     talk.say(b"GET / HTTP/1.1\r\n")
@@ -333,7 +333,7 @@ def test_a_client_that_reads_nothing_is_cut_off() -> None:
     assert talk.pipe.is_aborted
 
 
-def test_pieces_nobody_reads_are_not_kept_without_end() -> None:
+def test_pieces_that_are_not_read_are_not_kept_without_end() -> None:
     talk = Talk(Http2Limits(unread_bytes=1_000))
     request: Any = talk.ask()
     request.stream.begin(HEAD)

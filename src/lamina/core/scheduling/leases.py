@@ -62,10 +62,6 @@ class Device:
         self._way.relax()
         self.way_us = self._way.planning_us
 
-    def available_units(self, instance: str) -> int:
-        """Units this instance may lease now: not busy, and not reserved for another."""
-        return self.all_units & ~self.busy & ~self.reserved_units(instance)
-
     def reserved_units(self, instance: str) -> int:
         """Units reserved for other instances and not lent."""
         kept = 0

@@ -78,18 +78,10 @@ def free_space(device: Device, without: Iterable[str] = ()) -> FreeSpace:
     return FreeSpace(device.spec, device.all_units & ~taken, device.spec.memory_mib - device.memory_used_mib)
 
 
-def place_all(groups: Iterable[FunctionGroup], rooms: dict[str, FreeSpace], placement: PlacementStrategy) -> dict[str, str]:
-    """Function -> device for all of them, largest group first; takes from `rooms`, or raises NoCapacity."""
-    found, lacking = place_most(groups, rooms, placement)
-    for refusal in lacking.values():
-        raise refusal
-    return found
-
-
 def place_most(
     groups: Iterable[FunctionGroup], rooms: dict[str, FreeSpace], placement: PlacementStrategy
 ) -> tuple[dict[str, str], dict[str, NoCapacity]]:
-    """The same for those that fit, and for each function of the others what is missing."""
+    """Function -> device for those that fit, largest group first, and what is missing for the others; takes from `rooms`."""
     found: dict[str, str] = {}
     lacking: dict[str, NoCapacity] = {}
     for group in sorted(groups, key=lambda group: -sum(_weight(spec) for spec in group.functions)):
