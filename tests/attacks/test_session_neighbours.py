@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
-from lamina.errors import Refused
+from lamina.errors import FunctionFailed, Refused
 from lamina.gateway.bootstrap import Gateway
-from lamina.gateway.routes import sessions
+from lamina.gateway.routes import sessions, sockets
 from lamina.gateway.routes.sessions import CallSession
 from lamina.server.memory_budget import MemoryBudget, MemoryExhausted
+from lamina.server.websocket import MAX_REASON_BYTES
 from tests.gateway.routes.test_sessions import APP, ask, opened
 from tests.serving import shared, write_app
 
@@ -53,3 +55,36 @@ def test_messages_that_are_not_taken_find_room_in_the_memory_budget() -> None:
         return [len(taken), held, budget.layers()["sessions"]]
 
     assert asyncio.run(work()) == [2, 400_000, 0]  # half of it is the most for one tenant
+
+
+def test_what_a_session_has_failed_with_is_short_whatever_its_function_answered() -> None:
+    """A function may make a response of its own: of tens of megabytes, which were decoded on the loop and kept for a minute in
+    each of a thousand sessions, and told again to whoever listed them."""
+
+    async def work() -> list[int]:
+        sizes = []
+        for body, kind in [(b"[" + b"[]," * 5_000_000 + b"1]", b"application/json"), (b"\xff" * 20_000_000, b"text/plain")]:
+            session = CallSession("chat", "evil", 1_000_000, MemoryBudget())
+            session.respond(500, body, kind)
+            sizes.append(len(msgspec.json.encode(session.about())))
+        return sizes
+
+    assert max(asyncio.run(work())) < 64 * 1_024
+
+
+@pytest.mark.parametrize("body", [b"{no json", b"\xff\xfe", b'"\xff"', b"[" * 100_000, b"1 2"])
+def test_what_a_function_calls_json_and_is_none_is_an_error_of_its_session_alone(body: bytes) -> None:
+    async def work() -> list[object]:
+        returned, failed = (CallSession("chat", "evil", 1_000_000, MemoryBudget()) for _ in range(2))
+        returned.respond(200, body)
+        failed.respond(404, body)
+        assert failed.ended is not None and failed.ended["status"] == 404
+        return [returned.ended and returned.ended["status"], list(returned.values)]
+
+    assert asyncio.run(work()) == [FunctionFailed.status, []]
+
+
+def test_a_websocket_whose_call_fails_with_a_large_response_reads_none_of_it() -> None:
+    large = b'{"detail":' + b"[" + b"[]," * 5_000_000 + b"1]}"
+    assert len(sockets._reason_of_body(large)) <= MAX_REASON_BYTES and "[]" in sockets._reason_of_body(large)
+    assert sockets._text_of(b"\xff\xfe") == b"\xff\xfe" and sockets._text_of(b"[1]") == "[1]"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ from lamina.drivers.engine import Engine, MessageStream
 from lamina.drivers.timer import clock_us
 from lamina.expr import Leaf
 from lamina.ipc.framing import read_mask
+from lamina.sdk.app_state import StateChanges
 from lamina.sdk.spans import InnerSpan
 from lamina.values.references import ErrorInfo, NodeRef, ShmRef, Stored
 from lamina.values.slot_refs import SlotReferences
@@ -286,7 +288,7 @@ class NodeBatches:
         if batch is not None:
             batch.spans += spans
 
-    def commit(self, question: int, done: BatchDone) -> bool:
+    def commit(self, question: int, done: BatchDone, changes: Sequence[StateChanges]) -> bool:
         """Send the changes of the state with the results of their batch, in one frame."""
         batch = self._batches.get(done.batch_id)
         if batch is None or batch.session is not self._session:
@@ -297,7 +299,7 @@ class NodeBatches:
                 results.append(bytes(self._references.reader.view(result)))
             else:
                 results.append(result)
-        batch.session.send(CommitState(question, batch.wire_id, done.device_us, results, done.state, done.is_warmup))
+        batch.session.send(CommitState(question, batch.wire_id, done.device_us, results, list(changes), done.is_warmup))
         return True
 
     def _tell(self, session: LeaderSession, frame: Struct) -> None:

@@ -15,7 +15,7 @@ from lamina.cluster.messages import ReadState
 from lamina.core.actions import JobRef
 from lamina.drivers.engine import Origin
 from lamina.expr import Expr, Leaf
-from lamina.sdk.app_state import UNKNOWN, StateCell, Verdict
+from lamina.sdk.app_state import UNKNOWN, StateCell, StateChanges, Verdict
 from lamina.state.kv_state import Step
 from lamina.values.references import ErrorInfo, Stored
 from lamina.worker.protocol import BatchDone
@@ -66,7 +66,7 @@ class NodeValues:
         return self._results.pop(job_id, None)
 
 
-Commit = Callable[[int, BatchDone], bool]
+Commit = Callable[[int, BatchDone, Sequence[StateChanges]], bool]
 """Sends the changes and the results of a batch to the leader, under the number of a question; False: it is not there any more."""
 
 
@@ -95,11 +95,16 @@ class LeaderState:
             answer(UNKNOWN)  # of a leader that is gone: its step is void, and must not wait for ever
 
     def submit(
-        self, function: str, steps: Sequence[Step], done: BatchDone, decided: Callable[[dict[int, Verdict]], None]
+        self,
+        function: str,
+        steps: Sequence[Step],
+        done: BatchDone,
+        changes: Sequence[StateChanges],
+        decided: Callable[[dict[int, Verdict]], None],
     ) -> None:
         """The leader knows the steps, and takes the results with the changes: there is nothing left to decide here."""
         question = self._note(decided)
-        if self._commit is None or not self._commit(question, done):
+        if self._commit is None or not self._commit(question, done, changes):
             del self._waiting[question]
             decided({})  # to no effect: the leader that has asked for it is gone
 

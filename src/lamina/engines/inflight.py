@@ -12,16 +12,19 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
+import msgspec
+
 from lamina.core.actions import JobRef, StartBatch
 from lamina.core.events import JobOutcome
 from lamina.drivers.engine import JobValues, MessageStream, OriginOf
 from lamina.errors import BadValue, Conflict, LaminaError
 from lamina.expr import Leaf
 from lamina.ipc.framing import FrameError
-from lamina.sdk.app_state import StateChanges, Verdict
+from lamina.sdk.app_state import MAX_PARTS, StateChanges, Verdict
+from lamina.sdk.spans import InnerSpan
 from lamina.values.references import DeviceRef, ErrorInfo, ShmRef, Stored, ValuesExhausted
 from lamina.values.slot_refs import SlotReferences, ValueLost
-from lamina.worker.protocol import JobFrame
+from lamina.worker.protocol import MAX_SPAN_BYTES, JobFrame, PackedChanges
 
 _OK = JobOutcome()
 _NO_ROOM = JobOutcome(ok=False, error=ValuesExhausted.code, name=ValuesExhausted.__name__)
@@ -36,8 +39,44 @@ STALE_READ = ErrorInfo(Conflict.__name__, "state: what was read was changed mean
 _STALE_STREAM = ErrorInfo(Conflict.__name__, "state: what was read was changed meanwhile", hint="call it again")
 """Of what has sent parts of its answer already, and cannot run again."""
 
+MAX_BATCH_PARTS = 5 * MAX_PARTS
+"""Reads and changes of all requests of a batch."""
+
+_TOO_MANY_CHANGES = ErrorInfo(
+    BadValue.__name__, f"state: more than {MAX_PARTS} reads or changes in one step", hint="make them in several"
+)
+_spans_decoder = msgspec.msgpack.Decoder(list[InnerSpan])
+_changes_decoder = msgspec.msgpack.Decoder(StateChanges)
+
 _STALE = JobOutcome(False, "function-failed", Conflict.__name__, is_stale=True)
 _FINAL = JobOutcome(is_final=True)
+
+
+def read_changes(packed: Sequence[PackedChanges]) -> tuple[list[StateChanges], dict[int, ErrorInfo]]:
+    """Changes of the state that came from a process with code of a tenant, and errors of those that are none or too many, by
+    place. No more are decoded than one turn of the loop has time for."""
+    found: list[StateChanges] = []
+    errors: dict[int, ErrorInfo] = {}
+    parts = 0
+    for place, blob in packed:
+        try:
+            one = _changes_decoder.decode(blob) if parts <= MAX_BATCH_PARTS else None
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            one = None
+        if one is None or one.place != place:
+            errors[place] = _TOO_MANY_CHANGES
+        else:
+            parts += len(one.reads) + len(one.ops) + len(one.after)
+            found.append(one)
+    return found, errors
+
+
+def read_spans(packed: bytes) -> list[InnerSpan]:
+    """Spans that came from such a process; none, if they are none or too many."""
+    try:
+        return _spans_decoder.decode(packed) if len(packed) <= MAX_SPAN_BYTES else []
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return []
 
 
 def checked_changes(batch_id: int, changes: list[StateChanges], jobs: int) -> list[StateChanges]:

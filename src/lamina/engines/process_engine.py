@@ -25,7 +25,16 @@ from lamina.core.actions import Action, DropJob, Kill, Load, Resize, StartBatch,
 from lamina.core.events import BatchFailed, BatchFinished, Event, Heartbeat, InstanceReady
 from lamina.core.token_bucket import TokenBucket
 from lamina.drivers.engine import EngineShared, JobValues
-from lamina.engines.inflight import BatchT, InFlightBatches, checked_changes, commit_errors, deliver_results, encode_jobs
+from lamina.engines.inflight import (
+    BatchT,
+    InFlightBatches,
+    checked_changes,
+    commit_errors,
+    deliver_results,
+    encode_jobs,
+    read_changes,
+    read_spans,
+)
 from lamina.ipc.framing import FrameError
 from lamina.sdk.app_state import Verdict
 from lamina.state.kv_state import StateAccess, StateTable
@@ -263,19 +272,23 @@ class ProcessEngine(Generic[InstanceT, BatchT]):
         A job's changes are made if what it has read is unchanged, and its result is wanted at all. Otherwise it alone runs again,
         or fails."""
         jobs = batch.action.jobs
+        changes, unread = read_changes(done.state)
+        if any(place >= len(jobs) for place in unread):
+            raise FrameError(f"changes of a job that batch {done.batch_id} does not have")
         wanted = [
-            one for one in checked_changes(done.batch_id, done.state, len(jobs)) if self._batches.is_wanted(jobs[one.place].id)
+            one for one in checked_changes(done.batch_id, changes, len(jobs)) if self._batches.is_wanted(jobs[one.place].id)
         ]
 
         def decided(verdicts: dict[int, Verdict]) -> None:
             if batch.action.batch_id in self._batches.open:  # else its process was lost while the verdicts were on their way
-                then(commit_errors(jobs, verdicts, lambda job: job.call_id not in self._values.pieces))
+                then(commit_errors(jobs, verdicts, lambda job: job.call_id not in self._values.pieces) | unread)
 
         if wanted:
             steps = [(job.call_id, job.scope, job.node) for job in jobs]
-            self._state.submit(batch.action.function, steps, structs.replace(done, state=wanted), decided)
+            results = [unread.get(place, result) for place, result in enumerate(done.results)] if unread else done.results
+            self._state.submit(batch.action.function, steps, structs.replace(done, results=results), wanted, decided)
         else:
-            then({})
+            then(unread)
 
     def _on_results(
         self,
@@ -305,14 +318,14 @@ class ProcessEngine(Generic[InstanceT, BatchT]):
         wanted = self._batches.close(batch)
         self._on_closed(batch)
         if done.spans and self.shared.on_spans is not None:
-            self.shared.on_spans(done.batch_id, done.spans)
+            self.shared.on_spans(done.batch_id, read_spans(done.spans))
         results = done.results
         for place, error in errors.items() if errors else ():
             refused = results[place]
             if isinstance(refused, ShmRef):
                 free(refused)
             results[place] = error
-        changed = [one.place for one in done.state]
+        changed = [place for place, _ in done.state]
         outcomes = deliver_results(self._values, batch.action.jobs, wanted, results, free, batch.lost, changed)
         self._post(BatchFinished(done.batch_id, done.device_us, outcomes, done.is_warmup))
 

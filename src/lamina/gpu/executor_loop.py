@@ -53,7 +53,7 @@ from lamina.sdk.context import BatchContext, active_context
 from lamina.sdk.spans import InnerSpan
 from lamina.values.references import ErrorInfo, ReleaseSlots, ShmRef
 from lamina.values.shm import INLINE_BYTES, ShmPool, ShmReader
-from lamina.worker.job_codec import changes_of, decode_arguments, encode_results
+from lamina.worker.job_codec import decode_arguments, encode_results, packed_changes, packed_spans
 from lamina.worker.protocol import BatchDone, BatchHeartbeat, StateValue
 
 USAGE_EVERY_S = 1.0
@@ -464,9 +464,8 @@ class ExecutorLoop:
         results = encode_results(self._pool, batch.outputs)
         batch.outputs = []
         kept = [ref for ref in batch.reads if self._reader.is_viewed(ref)]
-        self._channel.send(
-            BatchDone(frame.batch_id, device_us, results, kept, changes_of(batch.state, results), batch.spans, batch.is_warmup)
-        )
+        packed = (packed_changes(batch.state, results), packed_spans(batch.spans))
+        self._channel.send(BatchDone(frame.batch_id, device_us, results, kept, *packed, batch.is_warmup))
         for then in batch.followers:
             then()
         if self._waiting_for_memory:

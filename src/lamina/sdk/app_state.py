@@ -54,6 +54,10 @@ UNKNOWN = StateCell("unknown")
 """The store cannot be read, so the value is unknown."""
 
 
+MAX_PARTS = 20_000
+"""Reads, or changes, of one transaction that are looked at."""
+
+
 class StateChanges(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Transaction of the request at a `place` of its batch: what it has read (scope, key, version), and what it changes.
 
@@ -61,9 +65,9 @@ class StateChanges(Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     does not. `is_stale`: one of them has changed more since."""
 
     place: Annotated[int, Meta(ge=0)]
-    reads: list[tuple[str, str, Annotated[int, Meta(ge=0)]]]
-    ops: list[StateChange]
-    after: list[Annotated[int, Meta(ge=0)]] = []
+    reads: Annotated[list[tuple[str, str, Annotated[int, Meta(ge=0)]]], Meta(max_length=MAX_PARTS)]
+    ops: Annotated[list[StateChange], Meta(max_length=MAX_PARTS)]
+    after: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=MAX_PARTS)] = []
     is_stale: bool = False
 
 

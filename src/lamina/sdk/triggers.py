@@ -88,6 +88,7 @@ TRIGGER_PARAMETERS = {
 
 
 MAX_TOPIC = 1_024
+MAX_STARS = 16
 
 
 class TriggerTarget(Protocol):
@@ -129,6 +130,10 @@ def make_trigger(
             parse_cron(cron, zone)
             return Trigger("cron", "", cron=cron, zone=zone, **common)
         case "on_change":
+            if len(on_change) > MAX_TOPIC or on_change.count("*") > MAX_STARS:
+                raise BadValue(
+                    f"on_change: {on_change[:60]!r} is too long", hint=f"up to {MAX_TOPIC} characters, and {MAX_STARS} times *"
+                )
             return Trigger("change", "", key=checked_text("on_change", on_change), workflow=workflow, **common)
     if not 1 <= len(topic) <= MAX_TOPIC:
         raise BadValue(f"topic: {topic[:60]!r} has {len(topic)} characters", hint=f"1 to {MAX_TOPIC}: a topic, subject or queue")

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lamina")
 
-LARGE_RESPONSE_BYTES = 2**20
-"""From here on a response must find room in the memory budget: its client may take it as slowly as it likes."""
+LARGE_RESPONSE_BYTES, SMALL_RESPONSE_BYTES = 2**20, 4 * 2**10
+"""A large response must find room in the memory budget: its client may take it as slowly as it likes. So must any that is not
+small behind others on its connection, which may be many."""
 
 _PAGE, _POLICY = b"text/html", b"content-security-policy"
 PAGE_POLICY = (
@@ -72,7 +73,7 @@ class Exchange:
         self.charge = charge  #: of the request's body, until the response is on its way
         self.keep_alive = keep_alive
         self.head_only = head_only
-        self.response: bytes | None = None  #: what is to be sent and is not yet
+        self.response: bytes | bytearray | None = None  #: what is to be sent and is not yet
         self.large_body = b""  #: and follows it, uncopied
         self.is_streaming = False  #: more of it follows
         self._on_disconnect: Callable[[], None] | None = None
@@ -124,8 +125,9 @@ class Exchange:
             return
         self._on_disconnect = None
         connection = self._connection
-        if len(body) > LARGE_RESPONSE_BYTES:
-            refused = connection.check_response(len(body) - (self.charge.size if self.charge is not None else 0))
+        size = len(body)
+        if size > SMALL_RESPONSE_BYTES and (size > LARGE_RESPONSE_BYTES or connection.is_held(self)):
+            refused = connection.check_response(size - (self.charge.size if self.charge is not None else 0))
             if refused:
                 status, body, content_type, extra = 503, refused, b"application/problem+json", b"retry-after: %d\r\n" % RETRY_S
         self.keep_alive = keep = self.keep_alive and not connection.server.is_closing
@@ -172,9 +174,18 @@ class Exchange:
 
     def send_chunk(self, piece: bytes) -> None:
         if self.is_streaming and piece:
-            self.response = (self.response or b"") + self._framed(piece)
-            self._connection.flush_responses()
-            self._connection.limit_unsent(len(self.response))
+            self._append(self._framed(piece))
+            self._connection.limit_unsent(len(self.response or b""))
+
+    def _append(self, data: bytes) -> None:
+        """Send more of a stream, or keep it until those before it are answered, without copying what is kept already."""
+        if not self.response:
+            self.response = data
+        elif isinstance(self.response, bytearray):
+            self.response += data
+        else:
+            self.response = bytearray(self.response) + data
+        self._connection.flush_responses()
 
     def _framed(self, piece: bytes) -> bytes:
         return b"%x\r\n%s\r\n" % (len(piece), piece) if self.keep_alive and piece else piece
@@ -212,9 +223,8 @@ class Exchange:
     def send_raw(self, data: bytes) -> None:
         """Send bytes of the protocol that the connection was upgraded to."""
         if self.is_streaming:
-            self.response = (self.response or b"") + data
-            self._connection.flush_responses()
-            self._connection.limit_unsent(len(self.response))
+            self._append(data)
+            self._connection.limit_unsent(len(self.response or b""))
 
     def end_upgrade(self) -> None:
         """Send what is left, and close the connection."""
@@ -227,5 +237,4 @@ class Exchange:
         if self.is_streaming:
             self.is_streaming = False
             self._on_disconnect = None
-            self.response = b"".join((self.response or b"", self._framed(piece), b"0\r\n\r\n" if self.keep_alive else b""))
-            self._connection.flush_responses()
+            self._append(self._framed(piece) + (b"0\r\n\r\n" if self.keep_alive else b""))

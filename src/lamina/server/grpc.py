@@ -412,14 +412,21 @@ class _Call:
     def _respond(self, message: Any) -> None:
         if isinstance(message, RpcError):
             self._fail(message)
+            return
+        self._cancels.clear()  # a cycle otherwise
+        self._release()
+        parts = message.parts if isinstance(message, SerializedMessage) else (message.SerializeToString(),)
+        size = sum(map(len, parts))
+        try:
+            self._stream.check_response(size)
+        except LaminaError as error:
+            self._fail(RpcError(_EXHAUSTED, error.message))
+            return
+        self._stream.begin(_OK_HEAD)
+        if isinstance(message, SerializedMessage):
+            self._stream.end(_prefix(size), _OK_TAIL, parts)
         else:
-            self._cancels.clear()  # a cycle otherwise
-            self._release()
-            self._stream.begin(_OK_HEAD)
-            if isinstance(message, SerializedMessage):
-                self._stream.end(_prefix(message.size), _OK_TAIL, message.parts)
-            else:
-                self._stream.end(_framed(message), _OK_TAIL)
+            self._stream.end(_prefix(size) + parts[0], _OK_TAIL)
 
     # ------------------------------------------------------------------ bidirectional
 

@@ -284,15 +284,12 @@ class HttpConnection(asyncio.Protocol):
         self._is_write_blocked = True
         self.enter_phase("write")
         self._pause_reading()
-        if self.transport is not None:
-            self._unsent_charge = MemoryCharge(self.server.budget, "responses", self.address, "")
-            self._unsent_charge.set(self.transport.get_write_buffer_size())
+        self._count_unsent()
 
     def resume_writing(self) -> None:
         self._is_write_blocked = False
         self._unsent_pieces = 0
-        if self._unsent_charge is not None:
-            self._unsent_charge.release()
+        self._count_unsent()
         self.enter_phase("idle" if not self._exchanges else "wait")
         if not self._is_pipeline_full:
             self._resume_reading()
@@ -485,6 +482,9 @@ class HttpConnection(asyncio.Protocol):
         transport, writer = self.transport, self._writer
         if self._is_closed or transport is None or writer is None:
             return
+        if self._exchanges and self._exchanges[0].response is None:  # it waits for those before it
+            self._count_unsent()
+            return
         keep = True
         while self._exchanges and self._exchanges[0].response is not None:
             exchange = self._exchanges[0]
@@ -494,11 +494,15 @@ class HttpConnection(asyncio.Protocol):
                 writer.write(exchange.large_body)
             if exchange.is_streaming:
                 exchange.take_sent()
+                if len(self._exchanges) > 1:
+                    self._count_unsent()
                 return
             self._exchanges.popleft()
             if exchange.charge is not None:
                 exchange.release()
             keep = exchange.keep_alive
+        if self._unsent_charge is not None:
+            self._count_unsent()
         if not keep or (self._has_ended and not self._exchanges):
             if self._is_failing:
                 self._half_close()
@@ -513,18 +517,37 @@ class HttpConnection(asyncio.Protocol):
 
     def limit_unsent(self, waiting: int) -> None:
         """Abort a client that does not read its stream: unread chunks are not buffered without bound, however small they are."""
-        transport = self.transport
+        transport, charge = self.transport, self._unsent_charge
         if transport is None:
             return
         self._unsent_pieces += self._is_write_blocked
         unsent = waiting + transport.get_write_buffer_size() + self._unsent_pieces * PIECE_BYTES
-        if self._unsent_charge is not None and unsent > self._unsent_charge.size and self._is_write_blocked:
-            self._unsent_charge.set(unsent)
+        if charge is not None:
+            self._count_unsent()
+            unsent = max(unsent, charge.size)  # other responses may wait, too
+            if self._is_write_blocked:
+                charge.set(unsent)
         if unsent > self.limits.body_bytes or (unsent > CHARGE_STEP_BYTES and self.server.budget.is_full):
             transport.abort()
 
+    def _count_unsent(self) -> None:
+        """Charge what the client has yet to take: of the transport's, and responses that wait for one before them."""
+        if self.transport is None:
+            return
+        held = sum([len(one.response or b"") + len(one.large_body) for one in self._exchanges])
+        if self._is_write_blocked:
+            held += self.transport.get_write_buffer_size()
+        if self._unsent_charge is None:
+            self._unsent_charge = MemoryCharge(self.server.budget, "responses", self.address, "")
+        self._unsent_charge.set(held)
+
+    def is_held(self, exchange: Exchange) -> bool:
+        """Whether its response has to wait: for those before it, or for the client to take them."""
+        return self._is_write_blocked or self._exchanges[0] is not exchange
+
     def check_response(self, size: int) -> bytes:
-        """Admit a large response; otherwise the body of the problem to send instead: readers must not fill the memory either."""
+        """Admit a response that may have to wait; otherwise the body of the problem to send instead: readers must not fill the
+        memory either."""
         try:
             self.server.budget.check_room(size, self.address, "")
         except LaminaError as error:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import logging
+import re
 import secrets
 import time
 from bisect import bisect_left, bisect_right, insort
@@ -37,6 +38,8 @@ from lamina.sdk.app_state import (
     StateKey,
     Verdict,
     apply_changes,
+    checked_key,
+    checked_size,
     commit_in_order,
 )
 from lamina.store import kv, outbox
@@ -67,6 +70,9 @@ TENANT_SHARE = 2
 """One part in so many of the memory for state may be one tenant's."""
 
 MAX_CHANGES = 10_000
+MAX_WATCHED = 50_000
+"""Looks at patterns of triggers: one for each change and each trigger on its keys."""
+
 MAX_EDITED_BYTES = 2**20
 """Of one step: its changes, and the sets and maps that it changes. They are decoded here, where others wait meanwhile."""
 
@@ -142,9 +148,15 @@ class StateAccess(Protocol):
     def ask(self, function: str, call_id: str, scope: str, key: str, answer: Callable[[StateCell], None], /) -> None: ...
 
     def submit(
-        self, function: str, steps: Sequence[Step], done: BatchDone, decided: Callable[[dict[int, Verdict]], None], /
+        self,
+        function: str,
+        steps: Sequence[Step],
+        done: BatchDone,
+        changes: Sequence[StateChanges],
+        decided: Callable[[dict[int, Verdict]], None],
+        /,
     ) -> None:
-        """Commit the changes that came with the results of a batch; `steps` are those of its jobs. `decided` gets a verdict by
+        """Commit changes that came with the results of a batch; `steps` are those of its jobs. `decided` gets a verdict by
         place; none: to no effect, or committed elsewhere together with the result."""
         ...
 
@@ -170,7 +182,9 @@ class StateTable:
         self._keys: dict[str, list[str]] = {}  #: by scope, in order, of those that have a value
         self.source_of = source_of
         self._call_of = call_of
-        self._watches: dict[str, list[KeyWatch]] = {}  #: by app
+        self._watching: dict[str, set[str]] = {}  #: scopes that are watched, by app
+        self._watched: dict[str, dict[str, list[tuple[re.Pattern[str], str]]]] = {}  #: patterns and targets, by scope and app
+        self._starting: Callable[[], int] = lambda: 0  #: changes whose starts are due
         self._on_change: Callable[[list[StateWrite]], None] = _ignore
         self._store: Store | None = None
         self.down: LaminaError | None = None  #: why the state is unknown
@@ -218,15 +232,24 @@ class StateTable:
 
     def set_watches(self, app: str, watches: Iterable[KeyWatch]) -> None:
         """Set the watches of an app."""
-        self._watches.pop(app, None)
-        self._watches[app] = list(watches)
+        for scope in self._watching.pop(app, ()):
+            del self._watched[scope][app]
+            if not self._watched[scope]:
+                del self._watched[scope]
+        for watch in watches:
+            self._watching.setdefault(app, set()).add(watch.scope)
+            mine = self._watched.setdefault(watch.scope, {}).setdefault(app, [])
+            mine.append((re.compile(fnmatch.translate(watch.pattern)), watch.target))
 
-    def subscribe(self, on_change: Callable[[list[StateWrite]], None]) -> Callable[[], None]:
-        """Get changes that start something, once they are on disk; the returned function ends it."""
-        self._on_change = on_change
+    def subscribe(
+        self, on_change: Callable[[list[StateWrite]], None], starting: Callable[[], int] = lambda: 0
+    ) -> Callable[[], None]:
+        """Get changes that start something, once they are on disk; the returned function ends it. `starting`: how many of them
+        have yet to start it."""
+        self._on_change, self._starting = on_change, starting
 
         def unsubscribe() -> None:
-            self._on_change = _ignore
+            self._on_change, self._starting = _ignore, lambda: 0
 
         return unsubscribe
 
@@ -264,9 +287,10 @@ class StateTable:
     def commit(self, function: str, steps: Sequence[Step], batch: Sequence[StateChanges]) -> dict[int, Verdict]:
         """Commit the changes of the jobs of a batch, in their order and in one turn, each by itself."""
         self.stateful.add(function)
+        in_time = _places_in_time(batch)
         return commit_in_order(
             batch,
-            lambda one: self._is_current(function, steps[one.place][0], one),
+            lambda one: one.place in in_time and self._is_current(function, steps[one.place][0], one),
             lambda one: self._commit_step(function, steps[one.place], one.ops),
         )
 
@@ -281,8 +305,8 @@ class StateTable:
         call_id = step[0]
         if self.down is not None:
             return self.down
-        if ops and self._unwritten >= MAX_UNWRITTEN:
-            return StoreDown("state: the store cannot be written, and too many changes wait", hint="see the server's log")
+        if ops and self._unwritten + self._starting() >= MAX_UNWRITTEN:
+            return StoreDown("state: too many changes wait for the store, or for what they start", hint="see the server's log")
         call = self._call_of(call_id)
         is_durable = call is not None and call.durable
         if self._store is not None and not is_durable:
@@ -322,11 +346,22 @@ class StateTable:
         by_place: dict[StateKey, list[StateChange]] = {}
         for op in ops:
             by_place.setdefault(self.resolve_key(function, call_id, op.scope, op.key), []).append(op)
-        edited = sum(len(self.read(place).value or b"") for place, mine in by_place.items() if mine[-1].kind in ("set", "map"))
+            checked_size(op.key, op.arg)
+        edited = sum(len(op.arg) for op in ops if op.kind != "value")
+        for place, mine in by_place.items():  # all of it is as the process says, which need not keep to the rules of the SDK
+            checked_key(place[1])
+            edited += len(self.read(place).value or b"") if mine[-1].kind in ("set", "map") else 0
         if edited > MAX_EDITED_BYTES:
             raise BadValue(
                 f"state: {edited} bytes of sets and maps are changed in one step",
                 hint=f"at most {MAX_EDITED_BYTES}; use several keys, or values",
+            )
+        looks = {scope: sum(map(len, self._watched.get(scope, {}).values())) for scope in {scope for scope, _ in by_place}}
+        watched = sum(looks[scope] for scope, _ in by_place)
+        if watched > MAX_WATCHED:
+            raise BadValue(
+                f"state: {len(by_place)} keys are changed in one step, with too many triggers on them",
+                hint="change them in several steps, or have fewer triggers",
             )
         fresh = {place: apply_changes(self.read(place), mine) for place, mine in by_place.items()}
         self.check_room(fresh)
@@ -368,10 +403,15 @@ class StateTable:
         answer(self.read(self.resolve_key(function, call_id, scope, key)))
 
     def submit(
-        self, function: str, steps: Sequence[Step], done: BatchDone, decided: Callable[[dict[int, Verdict]], None]
+        self,
+        function: str,
+        steps: Sequence[Step],
+        done: BatchDone,
+        changes: Sequence[StateChanges],
+        decided: Callable[[dict[int, Verdict]], None],
     ) -> None:
-        """Commit the changes that came with the results of a batch; `decided` gets what `commit` returns."""
-        self.permit_all(steps, done.state, lambda permitted: decided(self.commit(function, steps, permitted)))
+        """Commit changes that came with the results of a batch; `decided` gets what `commit` returns."""
+        self.permit_all(steps, changes, lambda permitted: decided(self.commit(function, steps, permitted)))
 
     def permit_all(
         self, steps: Sequence[Step], batch: Sequence[StateChanges], then: Callable[[list[StateChanges]], None]
@@ -430,8 +470,10 @@ class StateTable:
             place: cell for place, cell in fresh.items() if (cell.kind, cell.value) != (known[place].kind, known[place].value)
         }
         for (scope, key), cell in fresh.items():
-            watches = (watch for of_app in self._watches.values() for watch in of_app)
-            starts = tuple(w.target for w in watches if w.scope == scope and fnmatch.fnmatchcase(key, w.pattern))
+            watches = self._watched.get(scope)
+            starts = (
+                tuple([name for of_app in watches.values() for pattern, name in of_app if pattern.match(key)]) if watches else ()
+            )
             writes.append(StateWrite(scope, key, cell.kind, cell.value, cell.version, starts, now_us))
         for place, cell in fresh.items():
             self._set(place, cell)
@@ -489,6 +531,18 @@ class StateTable:
             log.error("state: changes cannot be kept, and are undone: %s", error)
             self.set_down(error)
             self._reloading = asyncio.get_running_loop().create_task(self._load(self._store.write))  # behind the others
+
+
+def _places_in_time(batch: Sequence[StateChanges]) -> set[int]:
+    """Requests of a batch whose changes are made in one turn: the first, and more while there are not too many changes. The
+    others run again, as if they had read what those have changed."""
+    total = 0
+    places: set[int] = set()
+    for one in batch:
+        total += len(one.ops)
+        if not places or not one.ops or total <= MAX_CHANGES:
+            places.add(one.place)
+    return places
 
 
 def _size(place: StateKey, cell: StateCell) -> int:

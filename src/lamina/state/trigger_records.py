@@ -68,9 +68,9 @@ class KeptTriggers(msgspec.Struct, frozen=True):
 def read_kept(db: Session) -> KeptTriggers:
     identity = kv.get(db, IDENTITY, "id")
     return KeptTriggers(
-        kv.entries(db, CLOCKS, limit=10_000),
-        outbox.due(db, CHANGES, NEVER_US, 10_000),
-        [msgspec.json.decode(entry.value, type=AddedTrigger) for entry in kv.entries(db, ADDED, limit=10_000)],
+        kv.entries(db, CLOCKS, limit=kv.ALL),
+        outbox.due(db, CHANGES, NEVER_US, kv.ALL),
+        [msgspec.json.decode(entry.value, type=AddedTrigger) for entry in kv.entries(db, ADDED, limit=kv.ALL)],
         identity.value.decode() if identity is not None else "",
     )
 

@@ -103,6 +103,13 @@ class TriggerStarts:
             line.is_busy, line.id = True, run
             self._starter.follow(run, lambda: self._on_ended(trigger))
 
+    def forget(self, name: str) -> None:
+        """Keep nothing of a trigger that was removed; what it has started goes on."""
+        self._usage.pop(name, None)
+        line = self._lines.pop(name, None)
+        if line is not None:
+            line.waiting.clear()
+
     def close(self) -> None:
         self._is_closed = True
         for line in self._lines.values():
@@ -136,9 +143,10 @@ class TriggerStarts:
     def _begin(self, trigger: Trigger, start: _Start) -> None:
         line = self._line(trigger)
         line.is_busy, line.id = True, ""
+        self.usage(trigger.name)
 
         def started(run: LaminaError | str) -> None:
-            usage = self.usage(trigger.name)
+            usage = self._usage.get(trigger.name) or TriggerUsage()  # it may have been removed meanwhile
             usage.error = run.message[:300] if isinstance(run, LaminaError) else ""
             if isinstance(run, str):
                 usage.last_run, usage.last_us = run, self._wall_us()
@@ -160,7 +168,9 @@ class TriggerStarts:
             started(error if isinstance(error, LaminaError) else LaminaError(f"{type(error).__name__}: {error}"))
 
     def _on_ended(self, trigger: Trigger) -> None:
-        line = self._line(trigger)
+        line = self._lines.get(trigger.name)
+        if line is None:  # it was removed meanwhile
+            return
         line.is_busy, line.id = False, ""
         if line.waiting and not self._is_closed:
             self._begin(trigger, line.waiting.popleft())

@@ -20,7 +20,8 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -62,6 +63,9 @@ CLOCK_CHECK_S = 30.0
 """Longest sleep: clocks are set and machines sleep, so the time is checked at least this often."""
 
 READ_RETRY_S = 0.25
+SLICE_S = 0.002
+"""Of a turn of the loop, for starts that follow from changes of state: one step may change ten thousand keys."""
+
 START_RETRY_S = 1.0
 """After a change could not start anything, because the store is down."""
 
@@ -113,6 +117,9 @@ class Triggers:
         self.brokers = {broker.name: broker for broker in brokers}
         self._has_target = has_target
         self._added: dict[str, AddedTrigger] = {}  #: by id
+        self._coming: dict[str, AddedTrigger] = {}  #: by id: those that are being written
+        self._changes: deque[tuple[StateWrite, list[Trigger] | None]] = deque()  #: whose starts are due; None: all of them
+        self._starting: Iterator[None] | None = None
         self._tenants: dict[str, str] = {}  #: by name of a trigger
         self._subscriptions: dict[str, BrokerSubscription] = {}
         self._leaving: list[BrokerSubscription] = []  #: that have been closed, and may not have ended yet
@@ -171,23 +178,28 @@ class Triggers:
 
     @property
     def added(self) -> dict[str, AddedTrigger]:
-        """Triggers that were added, by id."""
-        return dict(self._added)
+        """Triggers that were added, by id, also those that are being written: their names are taken."""
+        return {**self._added, **self._coming}
 
     def add(self, record: AddedTrigger, done: Callable[[LaminaError | None], None]) -> None:
         """Keep a trigger, or another one under its id, and set it going once it is on disk."""
         if self._store is None:
             raise BadValue("triggers are added where there is a store", hint="lamina serve --store PATH")
 
+        id = record.trigger.id
+
         def written(result: int | LaminaError) -> None:
+            if self._coming.get(id) is record:
+                del self._coming[id]
             if isinstance(result, LaminaError):
                 done(result)
                 return
             if not self._is_closed:
-                self._added[record.trigger.id] = record
+                self._added[id] = record
                 self._set_added(record)
             done(None)
 
+        self._coming[id] = record
         self._store.write(lambda db: put_added(db, record), written)
 
     def remove(self, id: str, done: Callable[[LaminaError | None], None]) -> None:
@@ -199,9 +211,19 @@ class Triggers:
                 record = self._added.pop(id, None)
                 if record is not None:
                     self._set_group(_group_of(id), record.app, (), record.tenant)
+                    self._forget(_group_of(id), record.trigger.name)
             done(result if isinstance(result, LaminaError) else None)
 
         self._store.write(lambda db: delete_added(db, id), written)
+
+    def _forget(self, group: str, name: str) -> None:
+        """Keep nothing of a trigger that was removed: others come, under other names."""
+        self._apps.pop(group, None)
+        self._state.set_watches(group, ())
+        self._clocks.pop(name, None)
+        self._saved.pop(name, None)
+        self._refused.pop(name, None)
+        self._starts.forget(name)
 
     def refresh(self) -> None:
         """Look again which targets there are: an added trigger whose target has gone rests."""
@@ -257,7 +279,7 @@ class Triggers:
 
     def open(self) -> None:
         """Start triggers. Needs a running loop. State has been read by now."""
-        self._unsubscribe = self._state.subscribe(self._on_change)
+        self._unsubscribe = self._state.subscribe(self._on_change, lambda: len(self._changes))
         self._read()
 
     def _read(self) -> None:
@@ -273,6 +295,7 @@ class Triggers:
             if clock.timer is not None:
                 clock.timer.cancel()
         self._clocks.clear()
+        self._changes.clear()
         self._starts.close()
         for name in list(self._subscriptions):
             self._unsubscribe_from(name)
@@ -297,13 +320,13 @@ class Triggers:
         self._added |= {record.trigger.id: record for record in found.added}
         self.refresh()
         self.opened.set()
+        writes = []
         for message in found.changes:
             try:
-                write = msgspec.msgpack.decode(message.body, type=StateWrite)
+                writes.append(msgspec.msgpack.decode(message.body, type=StateWrite))
             except msgspec.MsgspecError as error:
                 log.error("triggers: a change that was due cannot be read, and starts nothing: %s", error)
-            else:
-                self._on_change([write])
+        self._on_change(writes)
 
     def _save_identity(self) -> None:
         if self._store is not None and not self._is_closed:
@@ -415,14 +438,46 @@ class Triggers:
     # ----------------------------------------------------------------------- changes
 
     def _on_change(self, writes: list[StateWrite]) -> None:
-        for write in writes:
-            value = encoding.decode(write.value) if write.value is not None else None
-            event = {"key": write.key, "value": value, "version": write.version}
-            left = [self._triggers[name] for name in write.starts if name in self._triggers]
-            self._start_all(left, event, write)
+        self._changes.extend((write, None) for write in writes)
+        self._go_on()
 
-    def _start_all(self, left: list[Trigger], event: dict[str, Any], write: StateWrite) -> None:
-        """Start what a change starts. It is in the outbox until all of it has been; a store that is down is waited for."""
+    def _go_on(self) -> None:
+        """Start what changes start, unless that is being done: some of it in this turn, the rest in the next ones."""
+        if self._starting is None:
+            self._starting = self._start_changes()
+            self._next_slice()
+
+    def _next_slice(self) -> None:
+        until_s = time.monotonic() + SLICE_S
+        for _ in self._starting or ():
+            if time.monotonic() >= until_s:
+                asyncio.get_running_loop().call_soon(self._next_slice)
+                return
+        self._starting = None
+
+    def _start_changes(self) -> Iterator[None]:
+        while self._changes:
+            write, left = self._changes.popleft()
+            if left is None:
+                left = [self._triggers[name] for name in write.starts if name in self._triggers]
+            try:
+                yield from self._start_all(left, write)
+            except LaminaError as error:
+                log.error("triggers: a change of %r cannot be read, and starts nothing: %s", write.key, error)
+                self._settle_change(write)
+            except Exception:  # others are due as well
+                log.exception("triggers: a change of %r", write.key)
+
+    def _settle_change(self, write: StateWrite) -> None:
+        """All that a change starts has been started."""
+        if self._store is not None:
+            self._store.write(lambda db: outbox.delete(db, CHANGES, write.outbox_key), required=True)
+
+    def _start_all(self, left: list[Trigger], write: StateWrite) -> Iterator[None]:
+        """Start what a change starts, one by one. It is in the outbox until all of it has been; a store that is down is waited
+        for."""
+        value = encoding.decode(write.value) if write.value is not None else None
+        event = {"key": write.key, "value": value, "version": write.version}
         waiting, later = len(left), list[Trigger]()
 
         def done(trigger: Trigger | None, run: LaminaError | str) -> None:
@@ -435,15 +490,21 @@ class Triggers:
             if waiting > 0:
                 return
             if later and not self._is_closed:
-                asyncio.get_running_loop().call_later(START_RETRY_S, self._start_all, later, event, write)
-            elif not later and self._store is not None:
-                self._store.write(lambda db: outbox.delete(db, CHANGES, write.outbox_key), required=True)
+                asyncio.get_running_loop().call_later(START_RETRY_S, self._start_again, write, later)
+            elif not later:
+                self._settle_change(write)
 
         what = f"{write.key}/{write.version}/{write.at_us}"
         for trigger in left:
             self._starts.start(trigger, event, what, partial(done, trigger))
+            yield
         if not left:
             done(None, "")
+
+    def _start_again(self, write: StateWrite, left: list[Trigger]) -> None:
+        if not self._is_closed:
+            self._changes.append((write, left))
+            self._go_on()
 
 
 def open_triggers(

@@ -53,6 +53,10 @@ def delete(db: Session, scope: str, key: str) -> bool:
     return bool(db.run("DELETE FROM state WHERE scope = ? AND name = ?", scope, key))
 
 
+ALL = 2**31 - 1
+"""Limit of what a server reads when it begins to lead: what it leaves out is not there until it starts again."""
+
+
 def entries(db: Session, scope: str, *, after: str = "", limit: int = 100) -> list[KvEntry]:
     """Entries of a scope, in the order of their keys."""
     return [

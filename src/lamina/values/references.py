@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
+import msgspec
 from msgspec import Meta, Struct
 
 from lamina.errors import LaminaError
@@ -25,16 +26,37 @@ class ShmRef(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, t
     start: Natural = 0
 
 
-class ErrorInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1, tag_field="kind"):
-    """An exception as data: the class that was raised, its message, and the user's own frames of its trace."""
+ErrorText = Annotated[str, Meta(max_length=2**20)]
+MAX_FIELDS = 1_000
 
-    type: str
-    message: str
-    trace: str = ""
-    hint: str = ""  #: what to do about it, where the error says so
+
+class ErrorInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1, tag_field="kind"):
+    """An exception as data: the class that was raised, its message, and the user's own frames of its trace.
+
+    There may be thousands in a frame of a process with code of a tenant, so each is flat: `fields` are encoded."""
+
+    type: ErrorText
+    message: ErrorText
+    trace: ErrorText = ""
+    hint: ErrorText = ""  #: what to do about it, where the error says so
     status: int = 0  #: of a response that was raised
     response: bytes = b""  #: encoded
-    fields: list[tuple[str, str]] = []  #: of an input that are not as they should be, and why
+    fields: bytes = b""  #: of an input that are not as they should be, and why
+
+
+def pack_fields(fields: list[tuple[str, str]]) -> bytes:
+    return msgspec.msgpack.encode(fields[:MAX_FIELDS]) if fields else b""
+
+
+def unpack_fields(info: ErrorInfo) -> list[tuple[str, str]]:
+    """The fields of an error; none, if they are not as they should be either."""
+    try:
+        return _fields_decoder.decode(info.fields) if info.fields else []
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return []
+
+
+_fields_decoder = msgspec.msgpack.Decoder(Annotated[list[tuple[str, str]], Meta(max_length=MAX_FIELDS)])
 
 
 class DeviceRef(ShmRef, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2, tag_field="kind"):

@@ -32,7 +32,7 @@ from lamina.sdk.spans import InnerSpan
 from lamina.values.references import ReleaseSlots, ShmRef, Stored
 from lamina.values.shm import ShmPool, ShmReader
 from lamina.worker.cpu_affinity import WorkerAffinity
-from lamina.worker.job_codec import changes_of, decode_arguments, encode_results
+from lamina.worker.job_codec import decode_arguments, encode_results, packed_changes, packed_spans
 from lamina.worker.otel_context import attach_trace
 from lamina.worker.protocol import (
     BatchDone,
@@ -223,7 +223,8 @@ class ConcurrentWorker:
         del output
         still_viewed = [ref for ref in shared if self._reader.is_viewed(ref)]
         device_us = (time.perf_counter_ns() - started_ns) // 1000
-        self._channel.send(BatchDone(batch.batch_id, device_us, results, still_viewed, changes_of(state, results), spans))
+        packed = (packed_changes(state, results), packed_spans(spans))
+        self._channel.send(BatchDone(batch.batch_id, device_us, results, still_viewed, *packed))
 
     def _read_state(self, batch_id: int, place: int, key: StateKey) -> StateCell:
         """Ask the gateway for a key, and wait for the answer; from the loop, or from a thread of a call."""

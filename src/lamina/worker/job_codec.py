@@ -17,10 +17,11 @@ from lamina.errors import BadValue, LaminaError
 from lamina.expr import Absent, Leaf, evaluate
 from lamina.ipc.framing import MAX_FRAME_BYTES
 from lamina.sdk.app_state import BatchState, StateChanges
+from lamina.sdk.spans import InnerSpan
 from lamina.sdk.user_errors import user_trace
-from lamina.values.references import DeviceRef, ErrorInfo, ShmRef, Stored
+from lamina.values.references import DeviceRef, ErrorInfo, ShmRef, Stored, pack_fields
 from lamina.values.shm import INLINE_BYTES, ShmPool
-from lamina.worker.protocol import JobFrame
+from lamina.worker.protocol import MAX_SPAN_BYTES, JobFrame, PackedChanges
 
 _INLINE_BUDGET_BYTES = MAX_FRAME_BYTES // 2
 """Results in one frame, when shared memory is full; the other half is room for error texts."""
@@ -56,6 +57,21 @@ def decode_arguments(job: JobFrame, open_value: Callable[[Stored], Any]) -> dict
 def changes_of(state: BatchState, results: Sequence[object]) -> list[StateChanges]:
     """What the jobs of a batch have read and changed of the state; of one that failed, nothing."""
     return state.changes(lambda place: not isinstance(results[place], ErrorInfo))
+
+
+def packed_changes(state: BatchState, results: Sequence[object]) -> list[PackedChanges]:
+    """The same for a frame: each by itself, to be looked at one by one."""
+    return [(one.place, msgspec.msgpack.encode(one)) for one in changes_of(state, results)]
+
+
+def packed_spans(spans: list[InnerSpan]) -> bytes:
+    """Spans for a frame: as many as are taken."""
+    while spans:
+        packed = msgspec.msgpack.encode(spans)
+        if len(packed) <= MAX_SPAN_BYTES:
+            return packed
+        spans = spans[: len(spans) // 2]
+    return b""
 
 
 def encode_results(pool: ShmPool, outputs: list[Any]) -> list[bytes | ShmRef | DeviceRef | ErrorInfo]:
@@ -97,7 +113,7 @@ def error_info(error: BaseException) -> ErrorInfo:
     trace = _clean(user_trace(error))
     fields = [(_clean(name), _clean(why)) for name, why in error.fields] if isinstance(error, BadValue) else []
     said = (_clean(message[:_MESSAGE_CHARS]), trace, _clean(hint[:_MESSAGE_CHARS]))
-    return ErrorInfo(type(error).__name__, *said, fields=fields)
+    return ErrorInfo(type(error).__name__[:_MESSAGE_CHARS], *said, fields=pack_fields(fields))
 
 
 def _response_info(response: encoding.Response) -> ErrorInfo:

@@ -36,7 +36,7 @@ from lamina.sdk.spans import InnerSpan
 from lamina.values.references import DeviceRef, ErrorInfo, ReleaseSlots, ShmRef, Stored
 from lamina.values.shm import ShmPool, ShmReader
 from lamina.worker.cpu_affinity import WorkerAffinity
-from lamina.worker.job_codec import changes_of, decode_arguments, encode_results, error_info
+from lamina.worker.job_codec import decode_arguments, encode_results, error_info, packed_changes, packed_spans
 from lamina.worker.otel_context import attach_trace
 from lamina.worker.output_tags import finish_tagged_output, show_logging, tag_output
 from lamina.worker.protocol import (
@@ -219,7 +219,8 @@ class FunctionWorker:
         spans = self._spans
         if spans:
             self._spans = []
-        return BatchDone(batch.batch_id, device_us, results, still_viewed, changes_of(link.state, results), spans)
+        packed = (packed_changes(link.state, results), packed_spans(spans))
+        return BatchDone(batch.batch_id, device_us, results, still_viewed, *packed)
 
     def _results(self, batch: RunBatch, units: int, link: BatchChannel) -> list[bytes | ShmRef | ErrorInfo]:
         """Results of a batch. In a frame of its own: when it returns, nothing of ours refers to the inputs any more."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from lamina.expr import Expr, Leaf
 from lamina.ipc.framing import FrameReader, Natural, StopProcess, WireMask
-from lamina.sdk.app_state import StateCell, StateChanges
-from lamina.sdk.spans import InnerSpan
+from lamina.sdk.app_state import StateCell
 from lamina.values.references import DeviceRef, ErrorInfo, ReleaseSlots, ShmRef, Stored
 
 
@@ -54,10 +55,21 @@ class InputTaken(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     count: Natural
 
 
+MAX_LISTED = 2**16
+"""Of anything in a frame of a process that runs code of a tenant. Lists are never within lists there: what has more in it is
+encoded, and looked at with limits of its own. A frame of 62 MiB of empty lists took 24 s and 4 GiB to decode."""
+
+MAX_SPAN_BYTES = 256 * 2**10
+
+PackedChanges = tuple[Natural, bytes]
+"""Place of a request in its batch, and its `StateChanges`, encoded."""
+
+
 class WorkerReady(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4):
     load_us: Natural  #: from the request to load until now
     pid: Natural
-    probes: list[tuple[Natural, Natural, Natural]] = []  #: batch, units, microseconds: see `live.probe`
+    #: batch, units, microseconds: see `live.probe`
+    probes: Annotated[list[tuple[Natural, Natural, Natural]], Meta(max_length=MAX_LISTED)] = []
 
 
 class WorkerLoadFailed(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=5):
@@ -71,10 +83,10 @@ class BatchDone(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
 
     batch_id: Natural
     device_us: Natural
-    results: list[bytes | ShmRef | DeviceRef | ErrorInfo]
-    still_viewed: list[ShmRef] = []
-    state: list[StateChanges] = []
-    spans: list[InnerSpan] = []  #: parts of it that the function wants to be seen
+    results: Annotated[list[bytes | ShmRef | DeviceRef | ErrorInfo], Meta(max_length=MAX_LISTED)]
+    still_viewed: Annotated[list[ShmRef], Meta(max_length=MAX_LISTED)] = []
+    state: Annotated[list[PackedChanges], Meta(max_length=MAX_LISTED)] = []
+    spans: bytes = b""  #: parts of it that the function wants to be seen, encoded
     is_warmup: bool = False
 
 

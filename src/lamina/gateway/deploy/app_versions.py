@@ -182,4 +182,4 @@ def history(db: Session, app: str) -> list[VersionRecord]:
 
 def current(db: Session) -> dict[str, int]:
     """The current version number of every app."""
-    return {entry.key: int(entry.value) for entry in kv.entries(db, "deploy", limit=10_000)}
+    return {entry.key: int(entry.value) for entry in kv.entries(db, "deploy", limit=kv.ALL)}

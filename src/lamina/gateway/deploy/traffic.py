@@ -333,4 +333,4 @@ def save(db: Session, app: str, rules: TrafficRules | None, now_us: int) -> None
 
 
 def load_all(db: Session) -> dict[str, TrafficRules]:
-    return {one.key: msgspec.json.decode(one.value, type=TrafficRules) for one in kv.entries(db, _SCOPE, limit=10_000)}
+    return {one.key: msgspec.json.decode(one.value, type=TrafficRules) for one in kv.entries(db, _SCOPE, limit=kv.ALL)}

@@ -21,7 +21,7 @@ from lamina.errors import REFUSALS, LaminaError, LeadershipLost, NotLeader, Refu
 from lamina.gateway.observability import logs
 from lamina.gateway.observability.rate_limiter import RateLimiter
 from lamina.server.exchange import Exchange, HttpRequest
-from lamina.values.references import ErrorInfo
+from lamina.values.references import ErrorInfo, unpack_fields
 
 log = logging.getLogger("lamina")
 
@@ -210,7 +210,7 @@ def failure_problem(failure: FailCall, info: ErrorInfo | None, *, full: bool) ->
         problem.status, problem.code, problem.detail, problem.hint = max(400, info.status), "response", info.message, ""
     elif info is not None and failure.error == "bad-value":  # said to the caller on purpose
         problem.detail, problem.hint = info.message, info.hint
-        problem.errors = [InvalidField(*one) for one in info.fields]
+        problem.errors = [InvalidField(*one) for one in unpack_fields(info)]
     elif info is not None and full:
         problem.detail = f"{info.type}: {info.message}" if info.message else info.type
         problem.error, problem.trace, problem.hint = info.type, info.trace, info.hint

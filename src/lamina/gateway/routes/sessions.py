@@ -12,6 +12,7 @@ no more messages: sessions are in memory, and a restart ends them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable
@@ -23,7 +24,7 @@ import msgspec
 from lamina import encoding
 from lamina.access.authorization import Grant
 from lamina.drivers.engine import MessageStream
-from lamina.errors import BadValue, Conflict, LaminaError, NotFound, Refused, UnknownTarget
+from lamina.errors import BadValue, Conflict, FunctionFailed, LaminaError, NotFound, Refused, UnknownTarget
 from lamina.gateway.routes.calls import CallHandler
 from lamina.gateway.routes.codec_pool import CodecTooLarge, check_light
 from lamina.gateway.routes.http_codec import JSON, VALUE, DecodedBody, decode_inputs, parse_query
@@ -42,6 +43,9 @@ MAX_UNREAD = 1_000
 """Values that a function has yielded and no client has read."""
 
 MAX_UNREAD_BYTES = 8 * 2**20
+MAX_PROBLEM_BYTES = 16 * 2**10
+"""Of what a session has failed with: a function may make a response of any size its own."""
+
 MAX_UNTAKEN = 32
 MAX_UNTAKEN_BYTES = MAX_MESSAGE_BYTES = 2**20
 """Messages that the function has not taken, and what each may have."""
@@ -160,14 +164,13 @@ class CallSession(Exchange):
         if status == 200:
             if content_type == JSON and body not in NO_RESULT and not self.last:  # it has returned, not yielded
                 try:
-                    self._keep(body)
+                    self._keep(_checked_json(body))
                 except LaminaError as error:
                     self._end({"status": error.status, "problem": {"code": error.code, "detail": error.message}})
                     return
             self._end({"status": 200})
         else:
-            problem = msgspec.json.decode(body) if content_type.endswith(b"json") else {"detail": body.decode(errors="replace")}
-            self._end({"status": status, "problem": problem})
+            self._end({"status": status, "problem": _read_problem(body, content_type)})
 
     def _end_by(self, code: str, detail: str) -> None:
         if self.ended is None:
@@ -341,6 +344,25 @@ class SessionRoutes:
         if self._process.refusal is not None:
             raise self._process.refusal()
         return target if target.split is None else target.split.stable
+
+
+def _checked_json(body: bytes) -> bytes:
+    """A result as it is put between the values of others. What a function calls JSON need be none."""
+    try:
+        if len(body) <= MAX_UNREAD_BYTES:
+            msgspec.json.decode(body, type=msgspec.Raw)
+            body.decode()
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise FunctionFailed("its result has the type of JSON, and is none", error="BadValue") from None
+    return body
+
+
+def _read_problem(body: bytes, content_type: bytes) -> Any:
+    """What a session has failed with: a problem of ours, or a response that a function has made, of whatever size and kind."""
+    if content_type.endswith(b"json") and len(body) <= MAX_PROBLEM_BYTES:
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return msgspec.json.decode(body)
+    return {"detail": body[:MAX_PROBLEM_BYTES].decode(errors="replace")}
 
 
 def replace_query(request: HttpRequest) -> HttpRequest:

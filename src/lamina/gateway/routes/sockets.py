@@ -56,6 +56,9 @@ SESSION_US = 24 * 3_600_000_000
 CALL_FAILED = 4_000
 """Close codes are this and the HTTP status."""
 
+MAX_PROBLEM_BYTES = 64 * 2**10
+"""Of what is read to tell what a call has failed with."""
+
 _KEPT_HEADERS = OPTION_HEADERS | {b"traceparent"}
 
 
@@ -92,7 +95,7 @@ class SocketSession(Exchange):
             self._close(CALL_FAILED + status, _reason_of_body(body))
             return
         if not self._has_sent and body not in NO_RESULT:  # it has returned, not yielded
-            self._socket.send(body.decode() if content_type == JSON else body)
+            self._socket.send(_text_of(body) if content_type == JSON else body)
         self._close(GOING_AWAY if self._is_draining else NORMAL, "")
 
     def drain(self) -> None:
@@ -320,7 +323,17 @@ def _cut(text: str, room: int) -> str:
     return text
 
 
+def _text_of(body: bytes) -> str | bytes:
+    """A result as a message. What a function calls JSON need be no text."""
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return body
+
+
 def _reason_of_body(body: bytes) -> str:
+    if len(body) > MAX_PROBLEM_BYTES:  # a response of the function's own
+        return body[:MAX_REASON_BYTES].decode(errors="ignore")
     try:
         return reason_of(msgspec.json.decode(body, type=HttpProblem))
     except msgspec.MsgspecError:  # a response of the function's own

@@ -22,6 +22,7 @@ from typing import cast
 from msgspec import Struct
 
 from lamina.errors import LaminaError
+from lamina.server.exchange import LARGE_RESPONSE_BYTES, SMALL_RESPONSE_BYTES
 from lamina.server.http2.frames import (
     ACK,
     CANCEL,
@@ -118,6 +119,7 @@ class Http2Connection(asyncio.Protocol):
         self.address = ""  #: whose share of the memory budget it takes
         self._budget = budget or MemoryBudget()
         self._charge: MemoryCharge | None = None  #: flat, for the connection itself
+        self._unsent_charge: MemoryCharge | None = None  #: of responses that the client has yet to take
         self.send_window = DEFAULT_WINDOW
         self.max_frame_bytes = 16_384
         self.is_write_blocked = False  #: the socket takes no more for now
@@ -182,6 +184,8 @@ class Http2Connection(asyncio.Protocol):
             self._charge.release()
         for stream in list(self.streams.values()):
             self.drop_stream(stream)
+        if self._unsent_charge is not None:
+            self._unsent_charge.release()
 
     def pause_writing(self) -> None:
         self.is_write_blocked = True
@@ -553,6 +557,26 @@ class Http2Connection(asyncio.Protocol):
     def unsent(self) -> int:
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
+    def count_unsent(self, more: int) -> None:
+        """Count what waits of responses until the client takes it: `more` bytes, or less if negative."""
+        if not more:
+            return
+        if self._unsent_charge is None:
+            self._unsent_charge = MemoryCharge(self._budget, "responses", self.address, "")
+        self._unsent_charge.set(self._unsent_charge.size + more)
+
+    def check_response(self, size: int) -> None:
+        """Admit a response that may have to wait: a large one, or any that is not small behind others. Raises why it is not."""
+        has_unsent = self._unsent_charge is not None and self._unsent_charge.size > 0
+        if size > LARGE_RESPONSE_BYTES or (has_unsent and size > SMALL_RESPONSE_BYTES):
+            self._budget.check_room(size, self.address, "")
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more of a response may wait: its share of the memory budget is not used up."""
+        budget = self._budget
+        return not budget.is_full and budget.address_bytes(self.address) < budget.address_limit_bytes
+
     def spend_window(self, size: int) -> None:
         """Bytes of a response that are sent."""
         self.send_window -= size
@@ -670,7 +694,8 @@ class Http2Connection(asyncio.Protocol):
             return
         coming = self._incomplete_stream()
         for stream in list(self.streams.values()):
-            if stream.last_data_s and self._is_too_slow(stream, len(self._buffer) if stream is coming else 0):
+            is_slow = stream.last_data_s and self._is_too_slow(stream, len(self._buffer) if stream is coming else 0)
+            if is_slow or (stream.has_unsent and self._is_unread(stream)):
                 stream.reset(CANCEL)
 
     def _is_stuck(self) -> bool:
@@ -684,6 +709,15 @@ class Http2Connection(asyncio.Protocol):
         if self._has_preface and len(self._buffer) > 3 and self._buffer[3] == DATA:
             allowed_s = limits.body_idle_s + len(self._buffer) / limits.body_bytes_per_s
         return self.now_s - self._frame_since > allowed_s
+
+    def _is_unread(self, stream: Http2Stream) -> bool:
+        """A response is taken too slowly: the rule for a request, the other way. Its windows may be shut for good."""
+        limits, window_s = self.limits, self.now_s - stream.unsent_since_s
+        if window_s <= limits.write_s:
+            return False
+        sent, least = stream.sent_bytes, max(limits.body_bytes_per_s, stream.unsent_bytes / limits.body_s)
+        stream.start_unsent_window()
+        return sent < window_s * least
 
     def _is_too_slow(self, stream: Http2Stream, coming_bytes: int) -> bool:
         """A message arrives too slowly: the rule HTTP/1 has for a body, for each message of a stream."""

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from lamina.server.exchange import LARGE_RESPONSE_BYTES
 from lamina.server.http2.frames import (
     CANCEL,
     DATA,
@@ -61,7 +62,6 @@ class Http2Stream:
         "_head",
         "_out",
         "_trailers",
-        "_unsent_bytes",
         "expected_bytes",
         "has_ended",
         "has_started",
@@ -73,6 +73,9 @@ class Http2Stream:
         "received_bytes",
         "receiver",
         "send_window",
+        "sent_bytes",
+        "unsent_bytes",
+        "unsent_since_s",
         "window_start_bytes",
         "window_start_s",
     )
@@ -99,7 +102,9 @@ class Http2Stream:
         self.has_started = False
         self._head = b""
         self._out: deque[memoryview] = deque()  #: of the response, as it was given: what is large is not copied to wait here
-        self._unsent_bytes = 0
+        self.unsent_bytes = 0
+        self.unsent_since_s = 0.0  #: of the window in which the rate is measured at which the client takes its response
+        self.sent_bytes = 0  #: in that window
         self._trailers = b""
 
     @property
@@ -173,6 +178,9 @@ class Http2Stream:
         self._return_credit()
         self.is_closed = True
         receiver, self.receiver = self.receiver, None
+        self._connection.count_unsent(-self.unsent_bytes)
+        self.unsent_bytes = 0
+        self._out.clear()
         return receiver
 
     def _return_credit(self) -> None:
@@ -186,6 +194,10 @@ class Http2Stream:
         self.send_window += more
         return self.send_window <= MAX_WINDOW
 
+    def check_response(self, size: int) -> None:
+        """Admit a response of so many bytes, which may have to wait for its client; raises why it is not."""
+        self._connection.check_response(size)
+
     def begin(self, headers: bytes) -> None:
         """Start the response; `headers` is an encoded block, sent with what follows."""
         self.has_started = True
@@ -196,16 +208,23 @@ class Http2Stream:
             return
         self._queue(data)
         self.flush()
-        if (
-            self._unsent_bytes + len(self._out) * PIECE_BYTES > self._connection.limits.unread_bytes
-            or self._connection.unsent > self._connection.limits.unread_bytes
-        ):
+        connection, unsent = self._connection, self.unsent_bytes + len(self._out) * PIECE_BYTES
+        most = connection.limits.unread_bytes
+        if unsent > most or connection.unsent > most or (unsent > LARGE_RESPONSE_BYTES and not connection.has_room):
             self.reset(CANCEL)
 
     def _queue(self, data: bytes) -> None:
-        if data:
-            self._out.append(memoryview(data))
-            self._unsent_bytes += len(data)
+        if not data:
+            return
+        if not self._out:
+            self.start_unsent_window()
+        self._out.append(memoryview(data))
+        self.unsent_bytes += len(data)
+        self._connection.count_unsent(len(data))
+
+    def start_unsent_window(self) -> None:
+        """Measure the rate at which the client takes its response from here on."""
+        self.unsent_since_s, self.sent_bytes = self._connection.now_s, 0
 
     def end(self, data: bytes, trailers: bytes, more: Sequence[bytes] = ()) -> None:
         """End the response with `data`, and with `more` behind it; `trailers` is an encoded block."""
@@ -229,7 +248,7 @@ class Http2Stream:
     def flush(self) -> None:
         """Send as much as the windows and the socket allow."""
         connection = self._connection
-        parts, size = [self._head], 0
+        parts, size, before = [self._head], 0, self.unsent_bytes
         self._head = b""
         while self._out and not connection.is_write_blocked:
             room = min(self.send_window, connection.send_window, connection.max_frame_bytes)
@@ -242,13 +261,15 @@ class Http2Stream:
                 self._out.popleft()
             parts.append(frame(DATA, 0, self.id, piece))
             size += len(piece)
-            self._unsent_bytes -= len(piece)
+            self.unsent_bytes -= len(piece)
+            self.sent_bytes += len(piece)
             self.send_window -= len(piece)
             connection.spend_window(len(piece))
             connection.earn(len(piece) // 1_024)
             if size >= WRITE_BYTES:
                 connection.write(b"".join(parts))
                 parts, size = [], 0
+        connection.count_unsent(self.unsent_bytes - before)
         if not self._out and self._trailers:
             parts.append(self._trailers)
         connection.write(b"".join(parts))
