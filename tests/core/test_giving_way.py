@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from lamina import policies
-from lamina.core.actions import StartBatch
+from lamina.core.actions import Kill, StartBatch
 from lamina.core.events import BatchFinished, Deployed, InstanceLost, InstanceSegmented
 from lamina.core.scheduling.leases import Device
 from lamina.gateway.routes.status import device_status
@@ -70,6 +70,34 @@ def test_pauses_are_no_part_of_the_way_to_a_device(script: Script) -> None:
     long = only(script.at(300 * MS).arrives("a", target="long"))
     script.at(900 * MS).tell(BatchFinished(long.batch_id, 200 * MS))
     assert device.way_us == way_us and not device.yielding
+
+
+def test_a_batch_that_is_paused_does_not_hang(script: Script) -> None:
+    """Others may have its units for longer than any batch of its own takes: it was killed, and its executor with it."""
+    learnt(script)
+    long = only(script.at(300 * MS).arrives("a", target="long"))
+    for number in range(1_000):
+        quick = only(script.at((310 + 20 * number) * MS).arrives(f"b{number}", target="quick"))
+        script.at((322 + 20 * number) * MS).tell(BatchFinished(quick.batch_id, 2 * MS))
+    assert not script.all(Kill)
+    (batch,) = script.controller.state.batches.values()
+    assert (batch.id, batch.paused_us, batch.resumes_us) == (long.batch_id, 1_000 * 12 * MS, -1)
+    script.at(60_000 * MS)
+    assert [kill for _, kill in script.all(Kill)] == [Kill(long.instance, "hung")], "nobody pauses it any more"
+
+
+def test_the_end_of_a_batch_that_gives_way_is_expected_after_all_that_has_its_units(script: Script) -> None:
+    learnt(script)
+    first = only(script.at(300 * MS).arrives("b", target="quick"))
+    long = only(script.arrives("a", target="long"))
+    batch = script.controller.state.batches[long.batch_id]
+    assert batch.expected_end_us == 502 * MS, "after what is there"
+    script.at(301 * MS).tell(BatchFinished(first.batch_id, 1 * MS))
+    assert (batch.expected_end_us, batch.resumes_us) == (501 * MS, -1)
+    second = only(script.at(400 * MS).arrives("c", target="quick"))
+    assert (batch.expected_end_us, batch.resumes_us) == (503 * MS, 402 * MS)
+    script.at(405 * MS).tell(BatchFinished(second.batch_id, 2 * MS))
+    assert (batch.expected_end_us, batch.resumes_us) == (506 * MS, -1), "it was slow"
 
 
 def test_a_function_with_an_slo_does_not_give_way() -> None:

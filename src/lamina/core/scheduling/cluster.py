@@ -78,6 +78,8 @@ class Cluster:
             device.lease(batch.id, batch.mask, batch.cores, parts, batch.ready_us + predicted_us)
         self._state.batches[batch.id] = batch
         instance.add_batch(batch)
+        if device.yielding:
+            self._retime_yielding(device, batch.mask)
         delay = self._dispatch_queue.dequeue(function, jobs)
         start(jobs, batch.id)
         self._out.append(
@@ -108,6 +110,18 @@ class Cluster:
             return found
         followers = [self._state.batches[number].follower for number in found]
         return (*found, *[one.id for one in followers if one is not None and one.mask & batch.mask])
+
+    def _retime_yielding(self, device: Device, mask: int) -> None:
+        """Batches there that give way go on when the last of those on their units has ended: when is that now?"""
+        now_us, batches = self._view.now_us, self._state.batches
+        for batch_id, units in device.yielding.items():
+            if units & mask:
+                batch = batches[batch_id]
+                ends_us = [batches[one].slice_free_us for one, taken in device.running.items() if taken & units]
+                if ends_us:
+                    batch.pause(now_us, max(now_us, *ends_us))
+                elif batch.resumes_us >= 0:
+                    batch.resume(now_us)
 
     def _check_start(self, decision: Start) -> None:
         jobs, slot = decision.jobs, decision.slot
@@ -163,6 +177,8 @@ class Cluster:
             follower.begin(self._view.now_us)
             follower.device.lease(follower.id, follower.mask, follower.cores, end_us=follower.expected_end_us)
             follower.instance.on_booked_batch_began()
+        if batch.device.yielding:
+            self._retime_yielding(batch.device, batch.mask)
         if instance.phase is DRAINING and not instance.batches:
             self._finish_unload(instance)
 
