@@ -22,7 +22,7 @@ from lamina.sdk.spans import InnerSpan
 from lamina.types import DeviceSpec, FunctionSpec
 from lamina.values.references import ErrorInfo, NodeRef, Owner
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Version of these frames; both sides must speak the same one."""
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?\Z")]
@@ -228,6 +228,10 @@ class DrainNode(_Message, frozen=True, tag=20):
     """Nothing more will come: end when all is done."""
 
 
+class DrainBegun(_Message, frozen=True, tag=23):
+    """The node is being drained: it says so to every leader that it joins from now on."""
+
+
 class MachineLost(_Message, frozen=True, tag=22):
     """The machine with this data port is lost: no value comes from there any more. To front doors too."""
 
@@ -317,12 +321,12 @@ class ReadState(_Message, frozen=True, tag=38):
 
 class CommitState(_Message, frozen=True, tag=39):
     """Changes of the state with the results of their batch: of each job either both count or neither, whatever becomes of this
-    node."""
+    node. Large results are fetched before; they are named again in `DoneOnNode`."""
 
     question: Natural
     batch_id: Natural
     device_us: Natural
-    results: list[bytes | ErrorInfo]
+    results: list[bytes | NodeRef | ErrorInfo]
     changes: list[StateChanges]
     is_warmup: bool = False
 
@@ -371,6 +375,7 @@ ToAgent = (
     | StateAnswer
     | CommitAnswer
     | DrainNode
+    | DrainBegun
     | MachineLost
     | LeaseRenewed
     | IngressTraffic
