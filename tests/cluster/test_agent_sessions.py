@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +12,14 @@ from typing import Any
 import pytest
 
 from lamina.cluster.agent import Agent, NodeShared
-from lamina.cluster.leader_session import AgentConfig
+from lamina.cluster.beats import BeatThread
+from lamina.cluster.credentials import JoinToken, proof
+from lamina.cluster.leader_session import AgentConfig, LeaderSession
 from lamina.cluster.messages import (
     AppOnNode,
     CommitState,
     DrainBegun,
+    Hello,
     LoadOnNode,
     PackageStored,
     ReadState,
@@ -27,9 +32,33 @@ from lamina.sdk.app_state import UNKNOWN, StateCell
 from lamina.types import FunctionSpec
 from lamina.values.slot_refs import SlotReferences
 from lamina.worker.protocol import BatchDone
+from tests.cluster.test_strangers import SECRET, Server
 from tests.serving import run
 
 FUNCTION = FunctionSpec(name="f")
+
+
+class Member:
+    """An agent that takes any leader, for its connection alone."""
+
+    client_tls = None
+
+    def __init__(self, folder: Path) -> None:
+        self.config = AgentConfig(name="one", joins=(), token=JoinToken(SECRET), folder=folder)
+
+    def check_epoch(self, cell: str, epoch: int) -> None: ...
+
+    def hello(self, token: bytes, challenge: bytes, nonce: bytes) -> Hello:
+        return Hello("one", 5, nonce, proof(token, "agent", challenge, nonce, "one", 5), "127.0.0.1:1", [], [], [])
+
+    def adopt_session(self, session: LeaderSession) -> None: ...
+
+    def on_session_closed(self, session: LeaderSession, why: str) -> None: ...
+
+    def on_frame(self, session: LeaderSession, frame: object) -> None: ...
+
+    def lag_us(self) -> int:
+        return 0
 
 
 class Session:
@@ -165,3 +194,45 @@ def test_what_was_asked_of_a_leader_that_is_gone_is_answered() -> None:
     state.on_answer(read.question, StateCell("value", b"\x01", 1))
     state.on_answer(committed.question, {})
     assert cells == [UNKNOWN] and verdicts == [{}]
+
+
+def test_beats_go_to_the_server_that_the_frames_go_to_whatever_its_name_means_by_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that two servers have in turns would say hello to one, and beat at the other."""
+    where: list[tuple[str, int]] = []
+    connect = socket.create_connection
+
+    def connected(to: tuple[str, int], **options: Any) -> socket.socket:
+        where.append(to)
+        return connect(to, **options)
+
+    monkeypatch.setattr(socket, "create_connection", connected)
+
+    async def work() -> None:
+        async with Server() as server:
+            session = LeaderSession(Member(tmp_path), f"localhost:{server.port}")
+            await session.open(None)
+            while not where:
+                await asyncio.sleep(0.001)
+            assert where == [("127.0.0.1", server.port)]
+            session.close()
+
+    run(work, 30)
+
+
+def test_beats_that_wait_for_a_connection_do_not_hold_up_their_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on, said = threading.Event(), threading.Event(), []
+
+    def connect(to: tuple[str, int], **options: Any) -> socket.socket:
+        begun.set()
+        assert go_on.wait(60)
+        raise OSError("nobody is there")
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    beats = BeatThread(("10.0.0.1", 1), "far", None, b"", "one", 1, 1, 1, lambda: 0, said.append)
+    assert begun.wait(10)
+    beats.stop()  # else for as long as it takes to find out that nobody is there
+    go_on.set()
+    beats._thread.join(10)
+    assert not beats._thread.is_alive() and said == []

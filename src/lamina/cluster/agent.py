@@ -459,7 +459,7 @@ class Agent:
             return
         if self._instances.get(made.local) is not made:
             return  # unloaded meanwhile
-        source = TargetSource(code.app, code.tenant, path, python=python)
+        source = TargetSource(code.app, code.tenant, path, python=python, name=code.name)
         self._shared.describe(spec, source, frame.environment)
         self._engine.perform(Load(made.local, spec.name, frame.device, read_mask(frame.mask), frame.quota))
 

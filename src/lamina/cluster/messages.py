@@ -125,7 +125,8 @@ class IngressTraffic(_Message, frozen=True, tag=60):
 
 
 class AppOnNode(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Code of an app: its package, the file in it that is the app, and whose it is."""
+    """Code of an app: its package, the file in it that is the app, and whose it is. `name`: of the function there, if that is
+    another one (`TargetSource`)."""
 
     sha256: Text
     entry: Text
@@ -133,6 +134,7 @@ class AppOnNode(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
     app: Text = ""
     tenant: Text = ""
     user: Natural = 0
+    name: Text = ""
 
 
 class LoadOnNode(_Message, frozen=True, tag=10):

@@ -183,7 +183,7 @@ class RemoteEngine:
             return  # unloaded meanwhile
         serial = self._parts.references.serial(package.ref)
         ref = ref_for(self._key, self._own_address, package.ref, serial)  # also if it has it: it may have been changed there
-        code = AppOnNode(package.sha256, package.entry, ref, source.app, source.tenant, source.user)
+        code = AppOnNode(package.sha256, package.entry, ref, source.app, source.tenant, source.user, source.name)
         environment = shared.environment(action.function)
         device = action.device.removeprefix(f"{self.node}.")
         self._link.send(LoadOnNode(action.instance, device, wire_mask(action.mask), action.quota, spec, code, environment))
