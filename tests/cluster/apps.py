@@ -58,6 +58,12 @@ def counted(key: str) -> int:
     return app.state[key]
 
 
+@app.function(scale=lamina.Scale(max=1))
+def kept(n: int) -> bytes:
+    app.state["kept"] = n
+    return bytes(n)
+
+
 @app.function(batch=4, slo="20s", scale=lamina.Scale(max=1))
 def tallied(key):
     sums = []
@@ -76,6 +82,16 @@ def broken(x):
 @app.function(scale=lamina.Scale(max=4))
 def sizes(blob: bytes, pid: int) -> list[int]:
     return [len(blob), pid]
+
+
+@app.function(scale=lamina.Scale(max=4), idempotent=False)
+def zeros_once(n: int) -> bytes:
+    return bytes(n)
+
+
+@app.workflow()
+def waited_once(n, seconds):
+    return sizes(zeros_once(n), where(seconds))
 
 
 @app.workflow()

@@ -65,6 +65,9 @@ def test_everything_a_function_can_do_it_can_do_on_a_node(app: Path, tmp_path: P
         assert [(await ask(made, "functions/counted", "calls")).json for _ in range(3)] == [1, 2, 3]
         sums = await asyncio.gather(*[ask(made, "functions/tallied", "sums") for _ in range(12)])
         assert sorted(one.json for one in sums) == list(range(1, 13))  # in batches, none lost
+        for n in (3_000_000, 70_000_000):  # a change of state with a result that is too large for a frame, and for any
+            answer = await ask(made, "functions/kept", n)
+            assert (answer.status, len(answer.body)) == (200, n), answer.body[:300]
         answer = await ask(made, "functions/zeros", 3_000_000)  # too large for a frame: it is fetched
         assert (answer.status, answer.body) == (200, bytes(3_000_000))
         async with Browser(made.gateway.port) as browser:
@@ -211,3 +214,36 @@ def test_a_node_is_drained_without_a_failed_call(app: Path, tmp_path: Path):
         stop.set()
         await asyncio.gather(*clients)
         assert set(statuses) == {200}
+
+
+def test_a_value_on_a_node_that_is_drained_is_not_lost(app: Path, tmp_path: Path):
+    """It is the result of a step that must not run twice, and the node has nothing else left to do."""
+
+    @with_nodes(app, tmp_path, "one", "two")
+    async def work(made: TestCluster) -> None:
+        await made.until(lambda: set(on(made, "where").values()) == {"one", "two"})
+        call = asyncio.create_task(ask(made, "workflows/waited_once", {"n": 300_000, "seconds": 2}))
+        await made.until(lambda: any(node.values.slots.held for node in made.engine.nodes.values()))
+        (name,) = [name for name, node in made.engine.nodes.items() if node.values.slots.held]
+        made.engine.drain(name)
+        await made.until(lambda: made.phase(name) == "")
+        answer = await call
+        assert answer.status == 200 and answer.json[0] == 300_000, answer
+        assert made.engine.references.pool.used_bytes <= 2**17  # the package: no copy is left
+
+
+def test_a_node_that_was_cut_off_while_it_was_being_drained_leaves_all_the_same(app: Path, tmp_path: Path):
+    @with_nodes(app, tmp_path, "one", "two")
+    async def work(made: TestCluster) -> None:
+        await made.until(lambda: set(on(made, "where").values()) == {"one", "two"})
+        calls = [asyncio.create_task(ask(made, "functions/where", 3)) for _ in range(2)]
+        state = made.gateway.driver.controller.state
+        await made.until(lambda: {batch.device.spec.node for batch in state.batches.values()} == {"one", "two"})
+        made.engine.drain("one")
+        assert made.phase("one") == "draining"
+        made.agents["one"].freeze()
+        await made.until(lambda: made.phase("one") == "lost")
+        made.agents["one"].thaw()
+        await asyncio.to_thread(made.agents["one"].process.wait, 30)
+        assert [(await call).status for call in calls] == [200, 200]
+        assert set(on(made, "where").values()) == {"two"}

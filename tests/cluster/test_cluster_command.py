@@ -28,6 +28,17 @@ from tests.serving import Browser, run, write_app
 
 pytestmark = pytest.mark.live
 
+VERSION = """
+import lamina
+
+app = lamina.App("shop")
+
+
+@app.function(scale=lamina.Scale(min=1, max=1))
+def which(x):
+    return "{version}"
+"""
+
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -94,6 +105,27 @@ def test_agents_go_up_are_listed_drained_and_go_down(server: dict[str, str], hom
     assert "b: ended" in ended and "killed" not in ended
     assert said("down", "localhost=a") == "a: none\n"
     assert not token.exists()
+
+
+def test_two_versions_of_a_deployed_app_are_served_side_by_side_on_an_agent(
+    server: dict[str, str], home: Path, tmp_path: Path
+) -> None:
+    """The one beside has a name of its own, which its code does not know."""
+    join = ("--join", f"127.0.0.1:{server['agents_port']}", "--token-file", str(tmp_path / "token"))
+    agent = ("--agent-option", "--gpu=no", "--program", f"{sys.executable} -m lamina agent")
+    url = ("--admin-url", server["admin_url"])
+    said("up", "localhost=a", *join, *agent, *url, "--wait", "60s")
+    shop = tmp_path / "shop.py"
+    for version, traffic in (("first", ()), ("second", ("--traffic", "50"))):
+        shop.write_text(VERSION.format(version=version))
+        result = CliRunner().invoke(root, ["deploy", str(shop), *url, *traffic, "--timeout", "60"])
+        assert result.exit_code == 0, result.output + repr(result.exception)
+
+    async def ask() -> set[str]:
+        async with Browser(int(server["url"].rpartition(":")[2])) as browser:
+            return {(await browser.post("/v1/functions/which", number)).json for number in range(40)}
+
+    assert asyncio.run(ask()) == {"first", "second"}
 
 
 def test_a_host_that_fails_is_named_and_the_others_are_done(server: dict[str, str], tmp_path: Path) -> None:

@@ -23,8 +23,10 @@ from lamina.cluster.messages import (
     Beat,
     BeatHello,
     Challenge,
+    ChunkOnNode,
     CommitState,
     DoneOnNode,
+    HeartbeatOnNode,
     Hello,
     JoinRefused,
     LoadedInstance,
@@ -41,7 +43,7 @@ from lamina.errors import LoadFailed
 from lamina.gateway.deploy.app_package import unpack_from_leader
 from lamina.gpu.protocol import ExecutorReport, ExecutorUsage, GpuClocks
 from lamina.ipc.framing import pack
-from lamina.sdk.app_state import StateChanges
+from lamina.sdk.app_state import StateChange, StateChanges
 from lamina.types import DeviceSpec
 from lamina.values.references import NodeRef
 from lamina.values.shm import ShmPool
@@ -250,6 +252,49 @@ def test_an_agent_reads_and_changes_no_state_but_that_of_its_own_batches(app: Pa
             liar.say(ReadState(2, "counted", "a-call", "app", "secret"))  # of a function that it does not run
             await made.until(lambda: made.phase("liar") in ("lost", ""))
             assert not state.cells
+
+    run(work, 60)
+
+
+@pytest.mark.live
+def test_a_change_of_state_whose_result_cannot_be_fetched_is_not_made(app: Path, tmp_path: Path):
+    async def work() -> None:
+        async with cluster(app, tmp_path) as made, joined(made, "liar") as liar:
+            await made.live("liar")
+
+            async def kept() -> int:
+                async with Browser(made.gateway.port) as browser:
+                    return (await browser.post("/v1/functions/kept", 300_000)).status
+
+            call = asyncio.create_task(kept())
+            instance = await loaded(liar, "kept")
+            while (batch := await liar.wait_for(RunOnNode)).instance != instance:  # type: ignore[attr-defined]
+                pass
+            assert isinstance(batch, RunOnNode)
+            change = StateChanges(0, [], [StateChange("app", "kept", "value", "put", b"\x01")])
+            liar.say(CommitState(1, batch.batch_id, 5, [NodeRef("", "w1", 0, 300_000)], [change]))
+            assert await call == 503  # there is nothing at the data port that it has named
+            assert not made.gateway._runtime.state.cells
+            made.gateway.driver.controller.state.check()
+
+    run(work, 60)
+
+
+@pytest.mark.live
+def test_an_agent_speaks_for_no_call_but_those_that_run_on_it(app: Path, tmp_path: Path):
+    async def work() -> None:
+        async with cluster(app, tmp_path) as made, joined(made, "liar") as liar:
+            await made.live("liar")
+            call = asyncio.create_task(echo(made, 1))
+            await loaded(liar, "echo")
+            batch = await liar.wait_for(RunOnNode)
+            assert isinstance(batch, RunOnNode)
+            (job,) = batch.jobs
+            heard: list[bytes] = []
+            made.gateway.driver.data.pieces["another-call"] = heard.append
+            liar.say(ChunkOnNode("another-call", job.ref.id, b"\x01"), HeartbeatOnNode("another-call", job.ref.id))
+            liar.say(DoneOnNode(batch.batch_id, 1, [b"\x01"]))
+            assert await call == 200 and heard == []
 
     run(work, 60)
 

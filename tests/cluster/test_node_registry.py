@@ -153,6 +153,17 @@ def test_a_draining_node_that_falls_silent_is_lost():
     assert world.changes == ["joining", "live", "draining", "lost"]
 
 
+def test_a_node_that_is_told_to_leave_while_it_joins_is_drained_when_it_has():
+    world = Watched()
+    first = world.do("hello", "a", 1)
+    world.do("drain", "a")
+    world.do("opened", "a", first)
+    assert world.changes == ["joining", "live", "draining"]
+    world.do("leave", "a", first)
+    world.join()  # started again by somebody, to stay
+    assert world.changes[3:] == ["gone", "joining", "live"]
+
+
 NAMES = ("a", "b")
 EVENTS = st.lists(
     st.one_of(

@@ -21,6 +21,7 @@ from lamina.cluster.messages import (
     Challenge,
     Hello,
     JoinRefused,
+    LoadedInstance,
     Welcome,
     to_agent_reader,
 )
@@ -262,6 +263,17 @@ def test_devices_that_make_no_sense_are_refused(devices: list[DeviceSpec]):
     async def work() -> None:
         async with Server() as server, FakeAgent(server.port) as agent:
             answer = await agent.hello(devices=devices)
+            assert isinstance(answer, JoinRefused) and "make no sense" in answer.message
+
+    run(work, 30)
+
+
+def test_what_an_agent_has_loaded_stands_on_a_device_of_its_own():
+    loaded = [LoadedInstance("f-1-n1", "f", "b.cpu0", "", "0" * 64, 0, 1.0)]  # of node "one" it would be one of "one.b"
+
+    async def work() -> None:
+        async with Server() as server, FakeAgent(server.port) as agent:
+            answer = await agent.hello(loaded=loaded)
             assert isinstance(answer, JoinRefused) and "make no sense" in answer.message
 
     run(work, 30)

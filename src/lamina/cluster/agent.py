@@ -32,6 +32,7 @@ from lamina.cluster.leader_session import AgentConfig, LeaderSession, Refusal
 from lamina.cluster.messages import (
     AdoptOnNode,
     CommitAnswer,
+    DrainBegun,
     DrainNode,
     DropOnNode,
     Goodbye,
@@ -149,6 +150,7 @@ class Agent:
         self._done = asyncio.Event()
         self._epochs_file = config.folder / "epochs.json"
         self._epochs = _read_epochs(self._epochs_file)
+        self._is_leaving = False  #: it is to be drained, whichever server leads
         self._said = ""  #: why no server takes it, as it was last logged
 
     # ---------------------------------------------------------------------- life
@@ -190,6 +192,7 @@ class Agent:
 
     async def _leave(self, grace_s: float) -> None:
         """Ask to be drained, and wait for it."""
+        self._is_leaving = True
         if self.session is not None and self.session.is_live:
             self.session.send(WantsToLeave())
             with contextlib.suppress(TimeoutError):
@@ -328,6 +331,8 @@ class Agent:
         self._data_port.set_keys(session.key)
         for instance in self._instances.values():
             instance.name = ""
+        if self._is_leaving:  # the leader of before knew
+            session.send(WantsToLeave())
 
     def on_session_closed(self, session: LeaderSession, why: str) -> None:
         if session is not self.session:
@@ -340,8 +345,8 @@ class Agent:
 
     def _end_session(self, session: LeaderSession) -> None:
         """What a leader has asked for is of no more use when it is gone; what is loaded stays for the next."""
-        self._state.disconnect()
         self._batches.end_session(session)
+        self._state.disconnect()  # its batches are void by now
         for instance in list(self._instances.values()):
             instance.name = ""
             if not instance.is_ready:
@@ -360,7 +365,7 @@ class Agent:
                 if instance is not None and not is_fenced:  # else it is lost, and the leader is about to hear of it
                     self._batches.run(session, frame, instance.local)
             case LoadOnNode():
-                self._spawn(self._on_load(session, frame))
+                self._spawn(self._load(session, frame, self._add_instance(session, frame)))
             case AdoptOnNode():
                 instance = self._instances.get(frame.loaded)
                 if instance is None:  # lost since the hello
@@ -395,6 +400,8 @@ class Agent:
                 self._state.on_answer(frame.question, frame.cell)
             case CommitAnswer():
                 self._state.on_answer(frame.question, {})
+            case DrainBegun():
+                self._is_leaving = True
             case DrainNode():
                 self._done.set()
             case JoinRefused():
@@ -412,15 +419,21 @@ class Agent:
 
     # ------------------------------------------------------------------ instances
 
-    async def _on_load(self, session: LeaderSession, frame: LoadOnNode) -> None:
-        """Load a function, once its package is here."""
-        spec, code = frame.spec, frame.source
+    def _add_instance(self, session: LeaderSession, frame: LoadOnNode) -> _Instance:
+        """An instance that is to be loaded. It is known before another frame is read, which may take it back."""
         made = _Instance(
-            *(f"{frame.instance}-n{next(self._instance_numbers)}", frame.instance, spec.name, frame.device, spec.version),
-            *(code.sha256, read_mask(frame.mask), frame.quota),
+            *(f"{frame.instance}-n{next(self._instance_numbers)}", frame.instance, frame.spec.name, frame.device),
+            *(frame.spec.version, frame.source.sha256, read_mask(frame.mask), frame.quota),
         )
         self._instances[made.local] = made
         session.instances[frame.instance] = made.local
+        return made
+
+    async def _load(self, session: LeaderSession, frame: LoadOnNode, made: _Instance) -> None:
+        """Load a function, once its package is here."""
+        spec, code = frame.spec, frame.source
+        if self._instances.get(made.local) is not made:
+            return  # taken back in the same breath
         try:
             if code.tenant and not self.config.trusts_deployers:
                 raise LoadFailed(
@@ -446,7 +459,7 @@ class Agent:
             return
         if self._instances.get(made.local) is not made:
             return  # unloaded meanwhile
-        source = TargetSource(code.app, code.tenant, path, python=python)
+        source = TargetSource(code.app, code.tenant, path, python=python, name=code.name)
         self._shared.describe(spec, source, frame.environment)
         self._engine.perform(Load(made.local, spec.name, frame.device, read_mask(frame.mask), frame.quota))
 

@@ -323,7 +323,8 @@ class AgentListener:
 
     def _check_devices(self, hello: Hello) -> None:
         ids = [device.id for device in hello.devices]
-        if len(set(ids)) < len(ids) or not all(map(_makes_sense, hello.devices)):
+        strays = {one.device for one in hello.loaded} - set(ids)  # such as b.cpu0 of a node "a": a device of node "a.b"
+        if strays or len(set(ids)) < len(ids) or not all(map(_makes_sense, hello.devices)):
             raise BadValue(f"node {hello.node!r} announces devices that make no sense", hint="agent and leader of one version?")
 
     def _take_beats(self, link: FrameLink, hello: BeatHello, nonce: bytes) -> None:

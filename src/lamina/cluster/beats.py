@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 from lamina.cluster.credentials import proof
-from lamina.cluster.data_port import split_address
 from lamina.cluster.messages import Beat, BeatHello, Challenge, JoinRefused, LeaseRenewed, to_agent_reader
 from lamina.drivers.timer import clock_us
 from lamina.errors import LaminaError
@@ -31,7 +30,8 @@ class BeatThread:
 
     def __init__(
         self,
-        address: str,
+        where: tuple[str, int],
+        name: str,
         tls: ssl.SSLContext | None,
         token: bytes,
         node: str,
@@ -41,9 +41,10 @@ class BeatThread:
         lag_us: Callable[[], int],
         on_end: Callable[[str], None],
     ) -> None:
+        """`where` is the address that the frames go to: its `name`, which its certificate has too, may be another's by now."""
         self.heard_us = clock_us()  #: when the leader was last heard
         self.rtt_us = 0
-        self._where, self._tls, self._token = split_address(address), tls, token
+        self._where, self._name, self._tls, self._token = where, name, tls, token
         self._node, self._incarnation = node, incarnation
         self._beat_us, self._fence_us = beat_us, fence_us
         self._lag_us, self._on_end = lag_us, on_end
@@ -62,10 +63,9 @@ class BeatThread:
         return self.silent_us > self._fence_us
 
     def stop(self) -> None:
+        """End them. The thread ends by itself: it may be waiting for a connection while other leaders are asked."""
         self._is_stopped = True
         os.close(self._wake_fd)
-        self._thread.join()
-        os.close(self._stop_fd)
 
     def _run(self) -> None:
         try:
@@ -74,13 +74,15 @@ class BeatThread:
             why = ""
         except (OSError, LaminaError) as error:
             why = str(error) or type(error).__name__
+        finally:
+            os.close(self._stop_fd)
         if not self._is_stopped:
             self._on_end(why)
 
     def _connect(self) -> socket.socket:
         peer = socket.create_connection(self._where, timeout=CONNECT_S)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return self._tls.wrap_socket(peer, server_hostname=self._where[0]) if self._tls is not None else peer
+        return self._tls.wrap_socket(peer, server_hostname=self._name) if self._tls is not None else peer
 
     def _beat(self, peer: socket.socket) -> None:
         reader, nonce = to_agent_reader(), os.urandom(32)

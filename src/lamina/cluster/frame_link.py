@@ -49,6 +49,7 @@ class FrameLink(asyncio.Protocol):
         self._has_ended = False
         self._stranger_bytes: int | None = 0  #: None: it is known
         self.peer = ""
+        self.where = ("", 0)  #: address of the other end
         self.user = UNKNOWN_USER  #: that the process at the other end runs as, if it is on this machine
 
     @property
@@ -93,7 +94,9 @@ class FrameLink(asyncio.Protocol):
         if found is not None:
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         name = transport.get_extra_info("peername")
-        self.peer = str(name[0]) if name else ""
+        if name:
+            self.where = (str(name[0]), int(name[1]))
+        self.peer = self.where[0]
         if name and is_loopback(self.peer):
             self.user = peer_user(transport.get_extra_info("sockname")[:2], name[:2])
         self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_S, self.close, "it did not introduce itself in time")

@@ -151,7 +151,7 @@ class LeaderSession:
             loop.call_soon_threadsafe(self._on_beats_ended, why)
 
         self.beats = BeatThread(
-            *(self.address, agent.client_tls, self._token, agent.config.name, frame.incarnation),
+            *(link.where, split_address(self.address)[0], agent.client_tls, self._token, agent.config.name, frame.incarnation),
             *(frame.beat_us, frame.fence_us, agent.lag_us, ended),
         )
         agent.adopt_session(self)  # before another frame is read: what follows is for this one

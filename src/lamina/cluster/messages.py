@@ -22,7 +22,7 @@ from lamina.sdk.spans import InnerSpan
 from lamina.types import DeviceSpec, FunctionSpec
 from lamina.values.references import ErrorInfo, NodeRef, Owner
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Version of these frames; both sides must speak the same one."""
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?\Z")]
@@ -125,7 +125,8 @@ class IngressTraffic(_Message, frozen=True, tag=60):
 
 
 class AppOnNode(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Code of an app: its package, the file in it that is the app, and whose it is."""
+    """Code of an app: its package, the file in it that is the app, and whose it is. `name`: of the function there, if that is
+    another one (`TargetSource`)."""
 
     sha256: Text
     entry: Text
@@ -133,6 +134,7 @@ class AppOnNode(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
     app: Text = ""
     tenant: Text = ""
     user: Natural = 0
+    name: Text = ""
 
 
 class LoadOnNode(_Message, frozen=True, tag=10):
@@ -228,6 +230,10 @@ class DrainNode(_Message, frozen=True, tag=20):
     """Nothing more will come: end when all is done."""
 
 
+class DrainBegun(_Message, frozen=True, tag=23):
+    """The node is being drained: it says so to every leader that it joins from now on."""
+
+
 class MachineLost(_Message, frozen=True, tag=22):
     """The machine with this data port is lost: no value comes from there any more. To front doors too."""
 
@@ -317,12 +323,12 @@ class ReadState(_Message, frozen=True, tag=38):
 
 class CommitState(_Message, frozen=True, tag=39):
     """Changes of the state with the results of their batch: of each job either both count or neither, whatever becomes of this
-    node."""
+    node. Large results are fetched before; they are named again in `DoneOnNode`."""
 
     question: Natural
     batch_id: Natural
     device_us: Natural
-    results: list[bytes | ErrorInfo]
+    results: list[bytes | NodeRef | ErrorInfo]
     changes: list[StateChanges]
     is_warmup: bool = False
 
@@ -371,6 +377,7 @@ ToAgent = (
     | StateAnswer
     | CommitAnswer
     | DrainNode
+    | DrainBegun
     | MachineLost
     | LeaseRenewed
     | IngressTraffic

@@ -67,6 +67,7 @@ class NodeBatch:
     failure: str = ""
     followers: list[NodeBatch] = field(default_factory=list)  #: blocked by this one
     fetched: list[ShmRef] = field(default_factory=list)  #: slots to be freed at its end
+    offered: list[tuple[str, int]] = field(default_factory=list)  #: its results that are fetched before they are committed
     spans: list[InnerSpan] = field(default_factory=list)
 
 
@@ -79,6 +80,7 @@ class NodeBatches:
         self._session: LeaderSession | None = None  #: that counts: nothing is said over another one
         self._batches: dict[int, NodeBatch] = {}  #: by this agent's own number
         self._calls: dict[str, _Call] = {}
+        self._offered: dict[tuple[str, int], int] = {}  #: results of batches that are being committed, with their serials
         self._numbers = itertools.count(1)
 
     # ------------------------------------------------------------------- sessions
@@ -109,7 +111,7 @@ class NodeBatches:
     def is_held(self, owner: str, slot: int, serial: int) -> bool:
         """Whether a result is still what a ticket was made for; asked by threads of the data port."""
         session = self._session
-        return session is not None and session.held.get((owner, slot)) == serial
+        return session is not None and serial in (session.held.get((owner, slot)), self._offered.get((owner, slot)))
 
     # ------------------------------------------------------- asked by the leader
 
@@ -205,6 +207,8 @@ class NodeBatches:
         """A batch has ended, however it did; returns the results there are."""
         self._batches.pop(batch.action.batch_id, None)
         batch.session.batches.pop(batch.wire_id, None)
+        for slot in batch.offered:
+            self._offered.pop(slot, None)
         for wire_id in batch.job_ids:
             batch.session.jobs.pop(wire_id, None)
         results = []
@@ -293,10 +297,12 @@ class NodeBatches:
         batch = self._batches.get(done.batch_id)
         if batch is None or batch.session is not self._session:
             return False
-        results: list[bytes | ErrorInfo] = []
+        results: list[bytes | NodeRef | ErrorInfo] = []
         for result in done.results:
             if isinstance(result, ShmRef):
-                results.append(bytes(self._references.reader.view(result)))
+                serial = self._offered[result.owner, result.slot] = next(self._numbers)
+                batch.offered.append((result.owner, result.slot))
+                results.append(NodeRef("", result.owner, result.slot, result.size, result.start, serial=serial))
             else:
                 results.append(result)
         batch.session.send(CommitState(question, batch.wire_id, done.device_us, results, list(changes), done.is_warmup))

@@ -98,6 +98,7 @@ class NodeRecord:
     beats: int = 0
     rtt_us: int = 0
     lag_us: int = 0  #: how late its event loop is
+    is_leaving: bool = False  #: it is to be drained as soon as its devices are open
 
     @property
     def is_open(self) -> bool:
@@ -152,6 +153,7 @@ class NodeRegistry:
         node.incarnation, node.boot_us, node.address = self._incarnations, boot_us, address
         node.joined_us = node.heard_us = node.since_us = now_us
         node.beats = node.rtt_us = node.lag_us = 0
+        node.is_leaving = False
         changes.append(NodeChange(name, node.incarnation, before, node.phase))
         return node.incarnation, changes
 
@@ -161,7 +163,8 @@ class NodeRegistry:
         if node is None or node.phase is not NodePhase.JOINING:
             return []
         node.heard_us = max(node.heard_us, now_us)
-        return self._move(now_us, node, "open")
+        opened = self._move(now_us, node, "open")
+        return opened + self._move(now_us, node, "drain", "drain") if node.is_leaving else opened
 
     def beat(
         self, now_us: int, name: str, incarnation: int, rtt_us: int = 0, lag_us: int = 0, unheard_us: int = 0
@@ -189,7 +192,10 @@ class NodeRegistry:
         return self._move(now_us, node, "lose", reason) if node is not None else []
 
     def drain(self, now_us: int, name: str) -> list[NodeChange]:
+        """It is to leave; one that joins just now when its devices are open."""
         node = self.nodes.get(name)
+        if node is not None and node.phase is NodePhase.JOINING:
+            node.is_leaving = True
         if node is None or node.phase not in (NodePhase.LIVE, NodePhase.SUSPECT):
             return []
         return self._move(now_us, node, "drain", "drain")

@@ -76,23 +76,25 @@ class LeaderState:
     def __init__(self) -> None:
         self._send: Callable[[ReadState], None] | None = None
         self._commit: Commit | None = None
-        self._waiting: dict[int, Callable[[Any], None]] = {}
+        self._waiting: dict[int, tuple[Callable[[Any], None], Any]] = {}  #: with the answer if the leader goes before it has one
         self._questions = 0
 
     def connect(self, send: Callable[[ReadState], None], commit: Commit) -> None:
-        """Send questions this way from now on. What was asked of another leader is not answered: its batches are void."""
+        """Send questions this way from now on."""
         self._send, self._commit = send, commit
-        self._waiting.clear()
 
     def disconnect(self) -> None:
+        """The leader is gone. What it was asked is answered here: steps that wait are void, and their workers are not."""
         self._send = self._commit = None
-        self._waiting.clear()
+        waiting, self._waiting = self._waiting, {}
+        for then, unanswered in waiting.values():
+            then(unanswered)
 
     def ask(self, function: str, call_id: str, scope: str, key: str, answer: Callable[[StateCell], None]) -> None:
         if self._send is not None:
-            self._send(ReadState(self._note(answer), function, call_id, scope, key))
+            self._send(ReadState(self._note(answer, UNKNOWN), function, call_id, scope, key))
         else:
-            answer(UNKNOWN)  # of a leader that is gone: its step is void, and must not wait for ever
+            answer(UNKNOWN)
 
     def submit(
         self,
@@ -103,7 +105,7 @@ class LeaderState:
         decided: Callable[[dict[int, Verdict]], None],
     ) -> None:
         """The leader knows the steps, and takes the results with the changes: there is nothing left to decide here."""
-        question = self._note(decided)
+        question = self._note(decided, {})
         if self._commit is None or not self._commit(question, done, changes):
             del self._waiting[question]
             decided({})  # to no effect: the leader that has asked for it is gone
@@ -111,9 +113,9 @@ class LeaderState:
     def on_answer(self, question: int, answer: Any) -> None:
         waiting = self._waiting.pop(question, None)
         if waiting is not None:
-            waiting(answer)
+            waiting[0](answer)
 
-    def _note(self, then: Callable[[Any], None]) -> int:
+    def _note(self, then: Callable[[Any], None], unanswered: Any) -> int:
         self._questions += 1
-        self._waiting[self._questions] = then
+        self._waiting[self._questions] = then, unanswered
         return self._questions

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from lamina.cluster.messages import (
     CommitAnswer,
     CommitState,
     DoneOnNode,
+    DrainBegun,
     DrainNode,
     DropOnNode,
     FailedOnNode,
@@ -63,9 +64,8 @@ from lamina.errors import LaminaError
 from lamina.gpu.protocol import ExecutorReport
 from lamina.ipc.framing import FrameError, wire_mask
 from lamina.sdk.app_state import StateChanges
-from lamina.state.kv_state import Step
 from lamina.types import DeviceSpec
-from lamina.values.references import DeviceRef, ErrorInfo, NodeRef, ShmRef, Stored
+from lamina.values.references import ErrorInfo, NodeRef, ShmRef, Stored
 from lamina.values.slot_refs import ValueLost
 
 log = logging.getLogger("lamina")
@@ -183,7 +183,7 @@ class RemoteEngine:
             return  # unloaded meanwhile
         serial = self._parts.references.serial(package.ref)
         ref = ref_for(self._key, self._own_address, package.ref, serial)  # also if it has it: it may have been changed there
-        code = AppOnNode(package.sha256, package.entry, ref, source.app, source.tenant, source.user)
+        code = AppOnNode(package.sha256, package.entry, ref, source.app, source.tenant, source.user, source.name)
         environment = shared.environment(action.function)
         device = action.device.removeprefix(f"{self.node}.")
         self._link.send(LoadOnNode(action.instance, device, wire_mask(action.mask), action.quota, spec, code, environment))
@@ -197,12 +197,15 @@ class RemoteEngine:
         self.leave_if_empty()
 
     def drain(self) -> None:
-        self.is_draining = True
+        if not self.is_draining:
+            self.is_draining = True
+            self._link.send(DrainBegun())
         self.leave_if_empty()
 
     def leave_if_empty(self) -> None:
-        """The last instance of a draining node has gone: its agent may end."""
-        if self.is_draining and not self._instances and not self._is_closed:
+        """The last instance of a draining node has gone, and no value is there alone: its agent may end."""
+        is_empty = not self._instances and not self.found
+        if self.is_draining and is_empty and not self._is_closed and self.values.move_here(self.leave_if_empty):
             self._link.send(DrainNode())
 
     def _start(self, action: StartBatch) -> None:
@@ -265,7 +268,7 @@ class RemoteEngine:
 
     def _leaf(self, stored: Stored, reads: list[ShmRef]) -> bytes | NodeRef:
         """A value as this node can use it: inside the frame, its own, or one to be fetched."""
-        host = self._parts.machine_of_owner.get(stored.owner) if isinstance(stored, DeviceRef) else None
+        host = self._parts.host_of(stored)
         found = self._parts.references.pin(stored, reads, host.slots.owner if host is not None else "")
         if isinstance(found, bytes):
             return found
@@ -282,14 +285,15 @@ class RemoteEngine:
             case DoneOnNode():
                 self._on_done(frame)
             case HeartbeatOnNode():
-                self._parts.post(Heartbeat(frame.call_id, frame.job_id, frame.alive_only))
+                if self._batches.call_of(frame.job_id) == frame.call_id:
+                    self._parts.post(Heartbeat(frame.call_id, frame.job_id, frame.alive_only))
             case TakenOnNode():
                 sink = self._parts.values.pieces.get(frame.call_id)
                 if isinstance(sink, MessageStream):
                     sink.on_taken(frame.count)
             case ChunkOnNode():
                 deliver = self._parts.values.pieces.get(frame.call_id)
-                if deliver is not None and self._batches.is_wanted(frame.job_id):
+                if deliver is not None and self._batches.call_of(frame.job_id) == frame.call_id:
                     deliver(frame.value)
                 else:
                     self._link.send(DropOnNode(frame.job_id))
@@ -331,15 +335,22 @@ class RemoteEngine:
         if frame.error is not None:
             self._parts.shared.load_errors[instance.load.function] = frame.error
         for batch in [one for one in self._batches.open.values() if one.action.instance == frame.instance]:
-            self._batches.close(batch)
+            self._give_up(batch)
         self._parts.post(InstanceLost(frame.instance, frame.reason))
         self.leave_if_empty()
 
     def _on_failed(self, frame: FailedOnNode) -> None:
         batch = self._batches.open.get(frame.batch_id)
         if batch is not None:
-            self._batches.close(batch)
+            self._give_up(batch)
             self._parts.post(BatchFailed(frame.batch_id, frame.reason))
+
+    def _give_up(self, batch: RemoteBatch) -> None:
+        """A batch has ended without results, but for those that have been fetched already."""
+        self._batches.close(batch)
+        for result in batch.results:
+            if isinstance(result, ShmRef):
+                self._parts.references.release(result)
 
     def _on_done(self, done: DoneOnNode) -> None:
         batch = self._batches.open.get(done.batch_id)
@@ -368,12 +379,23 @@ class RemoteEngine:
             else:
                 wanted.append((index, result))
                 results.append(b"")
+        self._fetch(batch, results, wanted, partial(self._finish, batch, done.device_us, results), self._release)
+
+    def _fetch(
+        self,
+        batch: RemoteBatch,
+        results: list[bytes | ShmRef | ErrorInfo],
+        wanted: Sequence[tuple[int, NodeRef]],
+        then: Callable[[], None],
+        drop: Callable[[NodeRef], None],
+    ) -> None:
+        """Put results that are `wanted` here into their places; `then` is called when all of them have come, or have failed."""
         if not wanted:
-            self._finish(batch, done.device_us, results)
+            then()
             return
         batch.fetching, batch.results = len(wanted), results
         for index, ref in wanted:
-            self.values.bring(ref, partial(self._on_fetched, batch, done.device_us, index, ref))
+            self.values.bring(ref, partial(self._on_fetched, batch, index, then, partial(drop, ref)))
 
     def _release(self, there: NodeRef) -> None:
         self._released.append((there.owner, there.slot))
@@ -388,14 +410,20 @@ class RemoteEngine:
 
     def flush_releases(self) -> None:
         """Tell the node what is not needed any more, also when nothing is sent there."""
+        self.leave_if_empty()
         if self._released and not self._is_closed:
             self._link.send(ReleaseValues(self._released))
             self._released = []
 
     def _on_fetched(
-        self, batch: RemoteBatch, device_us: int, index: int, there: NodeRef, found: bytes | ShmRef | ErrorInfo
+        self,
+        batch: RemoteBatch,
+        index: int,
+        then: Callable[[], None],
+        drop: Callable[[], None],
+        found: bytes | ShmRef | ErrorInfo,
     ) -> None:
-        self._release(there)
+        drop()
         if self._is_closed or batch.action.batch_id not in self._batches.open:
             if isinstance(found, ShmRef):
                 self._parts.references.release(found)
@@ -405,7 +433,7 @@ class RemoteEngine:
         batch.results[index] = found
         batch.fetching -= 1
         if not batch.fetching:
-            self._finish(batch, device_us, batch.results)
+            then()
 
     def _finish(self, batch: RemoteBatch, device_us: int, results: list[bytes | ShmRef | ErrorInfo]) -> None:
         wanted = self._batches.close(batch)
@@ -426,34 +454,55 @@ class RemoteEngine:
         if batch is None:
             self._link.send(CommitAnswer(frame.question))  # to no effect: its results are not wanted
             return
-        jobs = [job for index, job in enumerate(batch.action.jobs) if index not in batch.failed]  # as the node has them
-        if len(frame.results) != len(jobs) or batch.results:
+        places = [index for index in range(len(batch.action.jobs)) if index not in batch.failed]  # of jobs as the node has them
+        if len(frame.results) != len(places) or batch.results:
             raise FrameError(f"{len(frame.results)} results for batch {frame.batch_id}, which it does not have")
-        changes = checked_changes(frame.batch_id, frame.changes, len(jobs))
-        wanted = [one for one in changes if self._batches.is_wanted(jobs[one.place].id)]
-        if wanted:
-            steps = [(job.call_id, job.scope, job.node) for job in jobs]
-            self._parts.state.permit_all(steps, wanted, partial(self._commit_permitted, frame, jobs, steps))
-        else:
-            self._commit_permitted(frame, jobs, [], [])
-
-    def _commit_permitted(
-        self, frame: CommitState, jobs: Sequence[JobRef], steps: Sequence[Step], permitted: Sequence[StateChanges]
-    ) -> None:
-        batch, parts = self._batches.open.get(frame.batch_id), self._parts
-        if self._is_closed:
-            return
-        self._link.send(CommitAnswer(frame.question))
-        if batch is None:
-            return
-        verdicts = parts.state.commit(batch.action.function, steps, permitted)
-        errors = commit_errors(jobs, verdicts, lambda job: job.call_id not in parts.values.pieces)
-        given = iter([errors.get(place, result) for place, result in enumerate(frame.results)])
-        results: list[bytes | ShmRef | ErrorInfo] = [
-            batch.failed[index] if index in batch.failed else next(given) for index in range(len(batch.action.jobs))
-        ]
+        changes = checked_changes(frame.batch_id, frame.changes, len(places))
+        results: list[bytes | ShmRef | ErrorInfo] = [batch.failed.get(index, b"") for index in range(len(batch.action.jobs))]
+        large: list[tuple[int, NodeRef]] = []
+        for index, result in zip(places, frame.results, strict=True):
+            if not isinstance(result, NodeRef):
+                results[index] = result
+            elif self._batches.is_wanted(batch.action.jobs[index].id):
+                large.append((index, result))
         batch.is_warmup = frame.is_warmup
-        self._finish(batch, frame.device_us, results)
+        then = partial(self._commit_with, batch, frame.question, frame.device_us, places, changes, results)
+        self._fetch(batch, results, large, then, lambda ref: None)  # they are told again, and released, with the end of the batch
+
+    def _commit_with(
+        self,
+        batch: RemoteBatch,
+        question: int,
+        device_us: int,
+        places: Sequence[int],
+        changes: Sequence[StateChanges],
+        results: list[bytes | ShmRef | ErrorInfo],
+    ) -> None:
+        """All results are here. Of a job whose result did not come nothing is changed."""
+        jobs = [batch.action.jobs[index] for index in places]
+        steps = [(job.call_id, job.scope, job.node) for job in jobs]
+
+        def permitted(allowed: Sequence[StateChanges]) -> None:
+            if self._is_closed:
+                return
+            self._link.send(CommitAnswer(question))
+            if batch.action.batch_id not in self._batches.open:
+                return
+            parts = self._parts
+            verdicts = parts.state.commit(batch.action.function, steps, allowed)
+            for place, error in commit_errors(jobs, verdicts, lambda job: job.call_id not in parts.values.pieces).items():
+                refused, results[places[place]] = results[places[place]], error
+                if isinstance(refused, ShmRef):
+                    parts.references.release(refused)
+            self._finish(batch, device_us, results)
+
+        wanted = [
+            one for one in changes if self._batches.is_wanted(jobs[one.place].id) and places[one.place] not in batch.reasons
+        ]
+        if wanted:
+            self._parts.state.permit_all(steps, wanted, permitted)
+        else:
+            permitted([])
 
     # ----------------------------------------------------------------------- end
 
@@ -470,7 +519,7 @@ class RemoteEngine:
             return
         self._is_closed = True
         for batch in list(self._batches.open.values()):
-            self._batches.close(batch)
+            self._give_up(batch)
         self._instances.clear()
         self.values.close()
         self._link.close(why)

@@ -20,7 +20,7 @@ from lamina.core.actions import StartBatch
 from lamina.core.events import Event
 from lamina.drivers.engine import EngineShared, JobValues
 from lamina.state.kv_state import StateTable
-from lamina.values.references import DeviceRef, ErrorInfo, NodeRef, ShmRef
+from lamina.values.references import DeviceRef, ErrorInfo, NodeRef, ShmRef, Stored
 from lamina.values.slot_refs import SlotReferences, ValueLost
 
 
@@ -38,6 +38,13 @@ class LeaderParts:
     fetcher: ValueFetcher
     machine_of_owner: dict[str, RemoteValues]  #: by owner of the values there
 
+    def host_of(self, stored: Stored) -> RemoteValues | None:
+        """The machine that others fetch a value from; None: it is here."""
+        if not isinstance(stored, DeviceRef):
+            return None
+        found = self.machine_of_owner.get(stored.owner)
+        return found if found is None or found.serves(stored) else None
+
 
 class RemoteValues:
     """Values of one machine. `release` is called for those that are not needed any more."""
@@ -47,6 +54,8 @@ class RemoteValues:
         self._parts, self._key, self._release = parts, key, release
         self._values: dict[int, NodeRef] = {}  #: by the number they have here
         self._numbers = 0
+        self._moving: set[int] = set()  #: values that were asked for because the machine is about to leave
+        self._is_closed = False
         self.slots = parts.references.add_device(self._forget)
         parts.machine_of_owner[self.slots.owner] = self
 
@@ -61,6 +70,29 @@ class RemoteValues:
         there = self._values.pop(number, None)
         if there is not None:
             self._release(there)
+        self._remove_if_done()
+
+    def serves(self, ref: ShmRef) -> bool:
+        """Whether others are to fetch a value from there; of a machine that is about to leave only what is not here yet."""
+        return ref.slot not in self._moving or ref.slot not in self.slots.copies
+
+    def move_here(self, then: Callable[[], None]) -> bool:
+        """The machine is about to leave: have copies of its values here. True: it may, and none of them is being read there;
+        else `then` is called when one more has come, or failed to."""
+        for number in self._values.keys() - self._moving:
+            self._moving.add(number)
+            if number not in self.slots.copies:
+                self.bring(structs.replace(self._values[number], start=0), partial(self._on_moved, number, then))
+        return not self.slots.is_read and self._values.keys() <= self.slots.copies.keys()
+
+    def _on_moved(self, number: int, then: Callable[[], None], found: bytes | ShmRef | ErrorInfo) -> None:
+        if number in self._values and not isinstance(found, ErrorInfo):
+            self.slots.copies[number] = found
+        else:
+            if isinstance(found, ShmRef):
+                self._parts.references.release(found)
+            self._values.pop(number, None)  # there is no room for it here, most likely: it is lost with its machine
+        then()
 
     def reference(self, ref: ShmRef, receiver: RemoteValues | None = None) -> NodeRef:
         """A value of this machine, for another one or for itself. Raises `ValueLost` if it could not be fetched once."""
@@ -109,8 +141,15 @@ class RemoteValues:
         self._parts.fetcher.bring(asked, fetched)
 
     def close(self) -> None:
-        """The machine is gone, and its values with it."""
+        """The machine is gone, and its values with it, but for those that have a copy here."""
+        self._is_closed = True
         self._values.clear()
         self._parts.fetcher.drop_machine(self.address)
-        self._parts.references.remove_device(self.slots)
         self._parts.machine_of_owner.pop(self.slots.owner, None)
+        for number in self.slots.held - self.slots.copies.keys():
+            self.slots.free(number)
+        self._remove_if_done()
+
+    def _remove_if_done(self) -> None:
+        if self._is_closed and not self.slots.held:
+            self._parts.references.remove_device(self.slots)

@@ -419,7 +419,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         if batch is None or not batch.is_sent or len(done.results) != len(batch.action.jobs):
             raise FrameError(f"{len(done.results)} results for batch {done.batch_id}, which it does not have")
         if done.state:
-            self._commit_state(batch, done, partial(self._deliver, batch, done))
+            self._commit_state(batch, done, batch.worker.slots, partial(self._deliver, batch, done))
         else:
             self._deliver(batch, done)
 

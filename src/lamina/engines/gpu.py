@@ -385,7 +385,7 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
         if batch is None or len(done.results) != len(batch.action.jobs):
             raise FrameError(f"{len(done.results)} results for batch {done.batch_id}, which it does not have")
         if done.state:
-            self._commit_state(batch, done, partial(self._deliver, executor, batch, done))
+            self._commit_state(batch, done, executor.slots, partial(self._deliver, executor, batch, done))
         else:
             self._deliver(executor, batch, done)
 

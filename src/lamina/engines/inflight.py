@@ -117,29 +117,34 @@ class InFlightBatches(Generic[BatchT]):
     def __init__(self, references: SlotReferences) -> None:
         self.open: dict[int, BatchT] = {}
         self._references = references
-        self._wanted: set[int] = set()  #: jobs in these batches, less the dropped ones
+        self._wanted: dict[int, str] = {}  #: jobs in these batches, less the dropped ones, with their calls
         self._drained: asyncio.Event | None = None
 
     def add(self, batch: BatchT) -> None:
         self.open[batch.action.batch_id] = batch
-        self._wanted.update([job.id for job in batch.action.jobs])
+        self._wanted.update([(job.id, job.call_id) for job in batch.action.jobs])
 
     def note_lost(self, batch_id: int, lost: dict[int, tuple[str, ...]]) -> None:
         """Some jobs of a batch have no inputs any more."""
         self.open[batch_id].lost = lost
 
     def drop_job(self, job_id: int) -> None:
-        self._wanted.discard(job_id)
+        self._wanted.pop(job_id, None)
 
     def is_wanted(self, job_id: int) -> bool:
         return job_id in self._wanted
+
+    def call_of(self, job_id: int) -> str:
+        """The call that a job is of; "": it is in none of these batches, or is not wanted any more."""
+        return self._wanted.get(job_id, "")
 
     def close(self, batch: BatchT) -> list[bool]:
         """Remove a batch that has ended, however it did; returns which of its results are still wanted."""
         jobs = [job.id for job in batch.action.jobs]
         wanted = [job in self._wanted for job in jobs]
         del self.open[batch.action.batch_id]
-        self._wanted.difference_update(jobs)
+        for job in jobs:
+            self._wanted.pop(job, None)
         self._references.unpin(batch.reads)
         if self._drained is not None and not self.open:
             self._drained.set()

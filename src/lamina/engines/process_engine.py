@@ -266,7 +266,9 @@ class ProcessEngine(Generic[InstanceT, BatchT]):
         answer = partial(StateValue, asked.question)
         self._state.ask(function, call_id, asked.scope, asked.key, lambda cell: send(answer(cell)))
 
-    def _commit_state(self, batch: BatchT, done: BatchDone, then: Callable[[dict[int, ErrorInfo]], None]) -> None:
+    def _commit_state(
+        self, batch: BatchT, done: BatchDone, slots: WorkerSlots, then: Callable[[dict[int, ErrorInfo]], None]
+    ) -> None:
         """Commit what the jobs of a batch have changed of the state; `then` gets errors in place of results, by place.
 
         A job's changes are made if what it has read is unchanged, and its result is wanted at all. Otherwise it alone runs again,
@@ -275,6 +277,8 @@ class ProcessEngine(Generic[InstanceT, BatchT]):
         changes, unread = read_changes(done.state)
         if any(place >= len(jobs) for place in unread):
             raise FrameError(f"changes of a job that batch {done.batch_id} does not have")
+        if any(isinstance(result, ShmRef) and result.owner != slots.owner for result in done.results):
+            raise FrameError(f"{batch.action.instance} gives away slots that are not its own")  # a node shows them to its leader
         wanted = [
             one for one in checked_changes(done.batch_id, changes, len(jobs)) if self._batches.is_wanted(jobs[one.place].id)
         ]

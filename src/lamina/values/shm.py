@@ -72,6 +72,11 @@ class RefCountedSlots(ABC):
         self._freed: set[int] = set()  #: freed while being read
         self._retired: set[int] = set()  #: never to be written again
 
+    @property
+    def is_read(self) -> bool:
+        """Whether any of them is being read."""
+        return bool(self._readers)
+
     def pin(self, slot: int) -> None:
         self._readers[slot] = self._readers.get(slot, 0) + 1
 

@@ -49,7 +49,7 @@ from lamina.gateway.routes.router import Router
 from lamina.gateway.routes.targets import CallTarget
 from lamina.server.http1 import HeadCheck
 from lamina.state.kv_state import StateTable
-from lamina.values.references import DeviceRef, ErrorInfo, NodeRef, ReleaseSlots, ShmRef, Stored
+from lamina.values.references import ErrorInfo, NodeRef, ReleaseSlots, ShmRef, Stored
 
 UNAVAILABLE = 14
 """Status of gRPC for what may work at the next try."""
@@ -214,7 +214,7 @@ class RemoteIngressSession(IngressSession):
         if isinstance(stored, bytes):
             value = stored
         else:
-            host = self._parts.machine_of_owner.get(stored.owner) if isinstance(stored, DeviceRef) else None
+            host = self._parts.host_of(stored)
             reads = self._pinned.setdefault(number, [])
             found = self._parts.references.pin(stored, reads, host.slots.owner if host is not None else "")
             if isinstance(found, bytes):
