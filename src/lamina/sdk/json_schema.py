@@ -96,6 +96,8 @@ def _schema_hook(kind: type, mode: Mode) -> Schema:
     if hasattr(kind, "model_json_schema"):
         found: Schema = kind.model_json_schema(ref_template=DEFS + "{model}")
         return found
+    if kind.__module__ in ("pathlib", "ipaddress"):
+        return {"type": "string"}
     if kind.__module__.partition(".")[0] == "numpy":
         return {"type": "array", "items": {}} if kind.__name__ == "ndarray" else {"type": "number"}
     return {}
