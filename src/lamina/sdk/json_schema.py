@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 import msgspec
 
 if TYPE_CHECKING:
-    from lamina.sdk.tensors import Tensor
+    from lamina.sdk.tensors import Port, Tensor
 
 Schema = dict[str, Any]
 Mode = Literal["validation", "serialization"]
@@ -79,6 +79,14 @@ def _tensor_schema(tensor: Tensor) -> Schema:
     for size in reversed(tensor.shape):
         schema = {"type": "array", "items": schema} | ({"minItems": size, "maxItems": size} if size >= 0 else {})
     return schema | {"description": f"{kind} of shape {list(tensor.shape)}"}
+
+
+def port_schema(port: Port) -> Schema:
+    """The schema of an input of a model file: its tensor, and null where it may be left out."""
+    if port.tensor is None:
+        return {}
+    schema = _tensor_schema(port.tensor)
+    return schema if port.required else {"anyOf": [schema, {"type": "null"}]}
 
 
 def _pydantic_schema(hint: Any, mode: Mode) -> Schema:
