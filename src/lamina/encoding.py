@@ -47,6 +47,9 @@ _SERVER_HEADERS = frozenset(
 )
 """Headers of how a response is sent, which the server alone decides; the content type has a place of its own."""
 
+_SHOWN = frozenset(f"text/{kind}" for kind in ("plain", "html", "css", "javascript", "xml", "markdown"))
+"""Types that a browser shows, and takes for something older than UTF-8 unless it is told."""
+
 MAX_HEADERS = 32
 
 
@@ -112,7 +115,8 @@ class Response(BaseException):
         if isinstance(self.body, bytes):
             return self.body, self.content_type or sniff_type(self.body)
         if isinstance(self.body, str):
-            return self.body.encode(errors="replace"), self.content_type or "text/plain; charset=utf-8"
+            kind = self.content_type or "text/plain"
+            return self.body.encode(errors="replace"), f"{kind}; charset=utf-8" if kind in _SHOWN else kind
         return to_json(self.body), self.content_type or "application/json"
 
 
@@ -149,6 +153,8 @@ def encode(value: Any) -> bytes:
     try:
         return _encoder.encode(value)
     except _UNFIT as error:
+        if "serialize ints" in str(error):
+            raise BadValue("cannot send a whole number below -2**63 or from 2**64 on", hint="send it as text") from None
         raise BadValue(f"cannot send a value of this kind: {error}", hint=_USE) from None
 
 
@@ -218,7 +224,11 @@ def _in_plain_types(value: Any) -> Any:
         return list(value)
     if hasattr(value, "model_dump"):  # pydantic's models; dataclasses need no help
         return _dumped(value)
-    if type(value).__module__.partition(".")[0] in ("pydantic", "ipaddress"):  # addresses; secrets, which hide themselves
+    if type(value).__module__.partition(".")[0] in (
+        "pydantic",
+        "ipaddress",
+        "pathlib",
+    ):  # addresses; secrets, which hide themselves
         return str(value)
     name = f"{type(value).__module__}.{type(value).__qualname__}"
     way = next((way for known, way in _WAYS.items() if name.startswith(known)), "")
@@ -231,6 +241,14 @@ _WAYS = {
     "pandas.core.frame.DataFrame": '.to_dict("records") makes a list of it',
     "pandas.core.series.Series": ".to_list() makes a list of it",
     "builtins.generator": "a function that streams yields by itself: yield from it",
+    "builtins.complex": "[value.real, value.imag] is a list of its parts",
+    **dict.fromkeys(
+        (
+            *(f"builtins.{name}" for name in ("range", "map", "filter", "zip", "enumerate", "reversed", "dict_")),
+            "collections.deque",
+        ),
+        "list(...) makes a list of it",
+    ),
 }
 """What to return instead of what newcomers return first, by how the names of the classes begin."""
 

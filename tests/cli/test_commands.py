@@ -119,8 +119,16 @@ def test_call_reaches_a_server_with_json_files_and_names(server: str, tmp_path: 
     details = json.loads(lamina("call", "echo", '"x"', "--url", server, "--json").stdout)
     assert details["value"] == "x"
     assert details["latency_ms"] > 0
-    command = [sys.executable, "-m", "lamina", "call", "echo", "--file", str(picture), "--url", server, "-q"]
-    assert subprocess.run(command, capture_output=True, check=True).stdout == b"\x89PNG\x00\xff"
+    for given in (["--file", str(picture)], [f"@{picture}"]):
+        command = [sys.executable, "-m", "lamina", "call", "echo", *given, "--url", server, "-q"]
+        assert subprocess.run(command, capture_output=True, check=True).stdout == b"\x89PNG\x00\xff"
+    order = tmp_path / "order.json"
+    order.write_text('{"a": 1}')
+    command = [sys.executable, "-m", "lamina", "call", "echo", "-", "--url", server, "-q"]
+    with order.open("rb") as file:
+        assert json.loads(subprocess.run(command, stdin=file, capture_output=True, check=True).stdout) == {"a": 1}
+    by_name = lamina("call", "echo", "--input", f"x=@{order}", "--url", server, "--quiet")
+    assert json.loads(by_name.stdout) == {"a": 1}
 
 
 def test_pieces_are_printed_line_by_line(server: str) -> None:

@@ -111,6 +111,8 @@ def answer(kind: str):
         raise lamina.Response("cannot now", status=503, headers={"Retry-After": "7"})
     if kind == "created":
         return lamina.Response({"id": 7}, status=201, headers={"Location": "/things/7"})
+    if kind == "html":
+        return lamina.Response("<h1>é</h1>", content_type="text/html")
     if kind == "csv":
         return lamina.Response("a,b", content_type="text/csv")
     if kind == "split":
@@ -279,6 +281,38 @@ def test_text_alone_is_the_body_of_a_str(url: str):
     assert curl(f"{url}/v1/functions/one", "-d", "hi") == (200, "HI")
 
 
+@pytest.mark.parametrize("body", ['{"size":', "{'width': 1}", '{"width": 1,}', "nonsense"])
+def test_json_with_a_mistake_is_no_value_of_an_object(url: str, body: str):
+    status, found = curl(f"{url}/v1/functions/sized", "-d", body)  # curl calls it a form
+    assert status == 400 and found["detail"].startswith("body: not JSON")
+
+
+@pytest.mark.parametrize("body", ['{"a": 1,}', "[1", '"open'])
+def test_what_looks_like_json_with_a_mistake_is_refused_where_anything_is_taken(url: str, body: str):
+    status, found = curl(f"{url}/v1/functions/same", "-d", body)
+    assert status == 400 and found["detail"].startswith("body: not JSON")
+
+
+@pytest.mark.parametrize("kind", ["image/png", "application/xml", "application/octet-stream"])
+def test_bytes_are_no_number(url: str, png: Path, kind: str):
+    status, found = curl(f"{url}/v1/functions/fails", "--data-binary", f"@{png}", "-H", f"content-type: {kind}")
+    assert (status, found["hint"]) == (422, "send a number as JSON, with content-type: application/json")
+
+
+def test_inputs_in_the_query_are_refused_and_other_names_are_not(url: str, png: Path):
+    post = ("--data-binary", f"@{png}", "-H", "content-type: image/png")
+    status, found = curl(f"{url}/v1/functions/thumb?width=64", *post)
+    assert (status, found["detail"]) == (400, "width: given in the query")
+    assert "a form with a field of that name" in found["hint"]
+    assert curl(f"{url}/v1/functions/thumb?_=1700000000&utm", *post)[0] == 200
+
+
+def test_every_field_that_does_not_fit_has_its_name_in_the_errors(url: str):
+    status, found = curl(f"{url}/v1/functions/sized", "--json", '{"size": {"width": "wide"}}')
+    assert status == 422
+    assert found["errors"] == [{"field": "size.width", "message": "'wide' is text where a whole number is needed"}]
+
+
 def test_no_answer_says_where_files_lie_on_the_server(url: str):
     status, found = curl(f"{url}/v1/functions/fails", "--json", "3")
     assert status == 500 and 'File "app.py", line' in found["trace"] and "/app.py" not in found["trace"]
@@ -312,6 +346,8 @@ def test_a_function_has_its_own_status_headers_and_content_type(url: str, path: 
     assert (broken.status, broken.body, broken.headers["retry-after"]) == (503, b"cannot now", "7")
     csv = asked(url, path, "csv")
     assert (csv.headers["content-type"], csv.body) == ("text/csv", b"a,b")
+    html = asked(url, path, "html")
+    assert (html.headers["content-type"], html.body) == ("text/html; charset=utf-8", "<h1>é</h1>".encode())
 
 
 def test_a_picture_comes_back_as_one(url: str):

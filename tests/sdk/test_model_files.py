@@ -15,6 +15,7 @@ import pytest
 
 from lamina.errors import BadValue
 from lamina.sdk.app_loader import load_app
+from lamina.sdk.binding import bind
 from lamina.sdk.model_bundle import ModelBundle, parse_model_option
 from lamina.sdk.model_repository import ModelEntry, parse_pbtxt, read_repository
 from lamina.sdk.model_signatures import read_onnx
@@ -100,6 +101,28 @@ def test_names_that_are_no_python_names_are_inputs_all_the_same(tmp_path: Path) 
     app = opened(parse_model_option(f"both={file(tmp_path, inputs, {'out/0': ['n', 1], 'out/1': ['n', 1]}, nodes)}"))
     found = app.functions["both"].open().run([{"input.1": [2.0], "data:0": [3.0]}])[0]
     assert {name: array.tolist() for name, array in found.items()} == {"out/0": [5], "out/1": [6]}
+
+
+def test_an_input_may_be_called_self(tmp_path: Path) -> None:
+    nodes = [("Add", ["self", "class"], "inputs")]
+    app = opened(parse_model_option(f"m={file(tmp_path, {'self': ['n', 1], 'class': ['n', 1]}, {'inputs': ['n', 1]}, nodes)}"))
+    assert app.functions["m"].open().run([{"self": [2.0], "class": [3.0]}])[0].tolist() == [5]
+
+
+def test_the_schemas_are_those_of_the_tensors(tmp_path: Path) -> None:
+    app = opened(parse_model_option(f"twice={file(tmp_path, {'x': ['n', 2]}, {'y': ['n', 2]})}"))
+    row = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2, "description": "FP32 of shape [2]"}
+    assert [param.schema for param in app.functions["twice"].params] == [row]
+    assert app.functions["twice"].result_schema == row
+    nodes = [("Add", ["x", "x"], "y"), ("Mul", ["x", "x"], "z")]
+    app = opened(parse_model_option(f"both={file(tmp_path, {'x': ['n', 2]}, {'y': ['n', 2], 'z': ['n', 2]}, nodes)}"))
+    assert app.functions["both"].result_schema == {"type": "object", "properties": {"y": row, "z": row}, "required": ["y", "z"]}
+
+
+def test_an_object_of_other_names_is_no_value_of_a_tensor(tmp_path: Path) -> None:
+    app = opened(parse_model_option(f"twice={file(tmp_path, {'x': ['n', 2]}, {'y': ['n', 2]})}"))
+    with pytest.raises(BadValue, match="unknown parameter 'scale'"):
+        bind(app.functions["twice"].params, {"x": [1, 2], "scale": 3})
 
 
 def test_zeros_of_the_right_shape_are_samples(tmp_path: Path) -> None:

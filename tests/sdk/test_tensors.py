@@ -59,7 +59,7 @@ IMAGE, SCORES = Tensor("FP32", [3, 8, 8]), Tensor("FP32", [10])
 
 def test_annotated_parameters_are_tensors_and_others_json() -> None:
     found = signature(plain)
-    assert found.inputs == (Port("image", IMAGE), Port("top", None, required=False))
+    assert found.inputs == (Port("image", IMAGE), Port("top", None, required=False, plain="number"))
     assert found.outputs == (Port("output", SCORES),)
 
 
@@ -70,7 +70,7 @@ def test_lists_iterators_and_classes_say_it_of_one_request(target: Any, batch: i
 
 
 def test_fields_of_a_typed_dict_are_outputs() -> None:
-    assert signature(several).outputs == (Port("boxes", Tensor("FP32", [-1, 4])), Port("label", is_text=True))
+    assert signature(several).outputs == (Port("boxes", Tensor("FP32", [-1, 4])), Port("label", plain="text"))
 
 
 def test_a_tensor_may_be_left_out() -> None:

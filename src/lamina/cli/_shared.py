@@ -107,7 +107,7 @@ def policy_options(pairs: tuple[str, ...]) -> dict[str, Any]:
 
 
 def parse_inputs(body: str | None, file: Path | None, named: tuple[str, ...]) -> tuple[Any, bool]:
-    """Inputs of a call: a JSON body, the bytes of a file, or name=value pairs. The flag says: by name."""
+    """Inputs of a call: a JSON body, a file (also as @FILE, or - for stdin), or name=value pairs. The flag says: by name."""
     given = [body is not None, file is not None, bool(named)]
     if sum(given) > 1:
         raise click.UsageError("give one of: a JSON body, --file, --input")
@@ -117,12 +117,15 @@ def parse_inputs(body: str | None, file: Path | None, named: tuple[str, ...]) ->
             name, equals, text = pair.partition("=")
             if not equals:
                 raise click.UsageError(f"--input {pair!r}: write name=JSON or name=@file")
-            values[name] = _read(text[1:], name) if text.startswith("@") else _json(text, name, f"{name}={_quoted(text)}")
+            is_file = text.startswith("@")
+            values[name] = _content(text[1:], name) if is_file else _json(text, name, f"{name}={_quoted(text)}")
         return values, True
     if file is not None:
-        kind = mimetypes.guess_type(file.name)[0] or ""
-        data = file.read_bytes()
-        return (_json(data, str(file), "") if kind == "application/json" else data), False
+        return _content(str(file), "--file"), False
+    if body is not None and body.startswith("@"):
+        return _content(body[1:], "body"), False
+    if body == "-":
+        return _json(sys.stdin.buffer.read(), "stdin", ""), False
     return (_json(body, "body", _suggested_body(body)) if body is not None else NOTHING), False
 
 
@@ -147,13 +150,15 @@ def _json(text: str | bytes, field: str, example: str) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if not example:
-            hint = "a file that ends in .json holds one JSON value, in UTF-8"
+            hint = "one JSON value, in UTF-8; a file that does not end in .json is sent as bytes"
             raise BadValue(f"{field}: not JSON: {error}", hint=hint) from None
         raise BadValue(f"{field}: {text[:60]!r} is not JSON: {error}", hint=f"quote it for the shell: {example}") from None
 
 
-def _read(path: str, field: str) -> bytes:
-    return read_user_file(path, "write name=@FILE, or name=JSON", field=field)
+def _content(path: str, field: str) -> Any:
+    """The value in a file: of a JSON file its JSON, of any other its bytes."""
+    data = read_user_file(path, "write name=@FILE, or name=JSON", field=field)
+    return _json(data, path, "") if mimetypes.guess_type(path)[0] == "application/json" else data
 
 
 def show_value(value: Any) -> None:

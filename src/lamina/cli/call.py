@@ -35,13 +35,14 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Call a function or workflow with a JSON BODY, a file, or named inputs.
+    """Call a function or workflow with a JSON BODY, a file, or named inputs. BODY may be @FILE, or - for stdin.
 
     \b
     Examples:
       lamina call react '"a fine day"'
       lamina call add --input a=1 --input b=2
       lamina call classify --file cat.png --deadline 50ms
+      lamina call order @order.json
     """
     from lamina import encoding
     from lamina.sdk.client import Client

@@ -102,10 +102,8 @@ def _predict(target: str, kind: str, out: Path | None, as_json: bool) -> int:
 
 
 def _body(text: str) -> Any:
-    from lamina.cli._shared import InputFile, parse_inputs
+    from lamina.cli._shared import parse_inputs
 
-    if text.startswith("@"):
-        return parse_inputs(None, InputFile().convert(text[1:], None, None), ())[0]
     return parse_inputs(text, None, ())[0]
 
 

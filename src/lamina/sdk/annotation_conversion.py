@@ -1,10 +1,10 @@
 """Conversion of inputs to their annotations: a dict that came over the wire becomes the dataclass, a list the tuple.
 
 Annotations that say more than a JSON type do this: dataclasses, structs, typed dicts, enums, literals, dates, tuples, sets,
-bytes inside of others, constraints (`Annotated[int, Meta(ge=0)]`), and arrays of numpy. What has to do with pydantic is left to
-pydantic. Of a plain `x: float` only the JSON type is checked. A value of another type is the caller's mistake, and is said to be:
-`x.upper()` of a number would look like the function's. Nothing is converted then, and what JSON has no word for (arrays, bytes)
-is let through: there an annotation is a note to the reader. Bytes for a `str` are its UTF-8.
+bytes inside of others, paths and addresses, constraints (`Annotated[int, Meta(ge=0)]`), and arrays of numpy. What has to do
+with pydantic is left to pydantic. Of a plain `x: float` or `x: list[float]` only the JSON types are checked. A value of another
+type is the caller's mistake, and is said to be: `x.upper()` of a number would look like the function's. Nothing is converted
+then, and arrays, which JSON has no word for, are let through. Bytes for a `str` are its UTF-8.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import datetime
 import decimal
 import enum
 import inspect
+import ipaddress
+import pathlib
 import reprlib
 import types
 import typing
@@ -30,6 +32,7 @@ from lamina.errors import BadValue
 from lamina.sdk.binding import NOTHING, Param, defaults_of, hints_of
 from lamina.sdk.json_schema import pydantic_adapter, schema_of
 from lamina.sdk.tensors import Tensor
+from lamina.sdk.validation_errors import WORDS, invalid_value
 
 _NUMBER = (bool, int, float)
 _KINDS: dict[type, tuple[type, ...]] = {
@@ -39,20 +42,11 @@ _KINDS: dict[type, tuple[type, ...]] = {
     bool: _NUMBER,
     list: (list,),
     dict: (dict,),
-    bytes: (),
-}
-_WORDS: dict[type, str] = {
-    str: "text",
-    int: "a number",
-    float: "a number",
-    bool: "true or false",
-    list: "a list",
-    dict: "an object",
-    bytes: "bytes",
-    type(None): "nothing",
+    bytes: (bytes,),
 }
 _SCHEMAS = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
-_JSON = frozenset((str, *_NUMBER, list, dict, type(None)))
+_WIRE = frozenset((str, *_NUMBER, list, dict, bytes, type(None)))
+"""What a value can be that came from a client, but for arrays."""
 
 
 MAX_INVALID_FIELDS = 20
@@ -70,9 +64,9 @@ def json_type_check(name: str, hint: Any, default: Any) -> Callable[[Any], Any] 
     kinds = _plain_types(hint)
     if not kinds:
         return None
-    wrong = _JSON.difference(*(_KINDS[kind] for kind in kinds), [type(None)] if _may_be_none(hint, default) else [])
-    needed = " or ".join(dict.fromkeys(_WORDS[kind] for kind in kinds))
-    takes_base64, takes_text = kinds == (bytes,), kinds == (str,)
+    wrong = _WIRE.difference(*(_KINDS[kind] for kind in kinds), [type(None)] if _may_be_none(hint, default) else [])
+    needed = " or ".join(dict.fromkeys(WORDS[kind] for kind in kinds))
+    takes_base64, takes_text = kinds == (bytes,), str in kinds and bytes not in kinds
     takes_whole = int in kinds and float not in kinds
 
     def check(value: Any) -> Any:
@@ -115,10 +109,12 @@ def _from_utf8(name: str, data: bytes) -> str:
 def _wrong_type(name: str, value: Any, needed: str) -> BadValue:
     if needed == "bytes":
         hint = "send base64 in JSON, the bytes themselves as the body, or a file in a form"
+    elif type(value) is bytes:
+        hint = f"send {needed} as JSON, with content-type: application/json"
     else:
         hint = f"send {needed}"
     verb = "are" if needed == "bytes" else "is"
-    return BadValue(f"{name}: {reprlib.repr(value)} is {_WORDS[type(value)]} where {needed} {verb} needed", hint=hint)
+    return BadValue(f"{name}: {reprlib.repr(value)} is {WORDS[type(value)]} where {needed} {verb} needed", hint=hint)
 
 
 def _may_be_none(hint: Any, default: Any) -> bool:
@@ -128,19 +124,32 @@ def _may_be_none(hint: Any, default: Any) -> bool:
 
 def _plain_types(hint: Any) -> tuple[type, ...]:
     """Plain types an annotation allows besides None; none if it names any other."""
+    hint = _aliased(hint)
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
         return () if any(isinstance(note, Tensor) for note in notes) else _plain_types(inner)  # a tensor says it better
     if get_origin(hint) in (typing.Union, types.UnionType):
         parts = [_plain_types(choice) for choice in get_args(hint) if choice is not type(None)]
         return tuple(kind for part in parts for kind in part) if all(parts) else ()
-    kind = get_origin(hint) or hint
+    kind = _container_class(hint)
+    kind = get_origin(kind) or kind
     return (kind,) if isinstance(kind, type) and kind in _KINDS else ()
 
 
 Converter = Callable[[Any], Any]
 
+_MADE_OF_TEXT = (
+    pathlib.PurePath,
+    ipaddress.IPv4Address,
+    ipaddress.IPv6Address,
+    ipaddress.IPv4Network,
+    ipaddress.IPv6Network,
+    ipaddress.IPv4Interface,
+    ipaddress.IPv6Interface,
+)
+"""Classes of the standard library that a text is made into by calling them."""
 _CONVERTED_TYPES = (
+    *_MADE_OF_TEXT,
     msgspec.Struct,
     enum.Enum,
     datetime.date,
@@ -151,6 +160,8 @@ _CONVERTED_TYPES = (
     tuple,
     set,
     frozenset,
+    bytearray,
+    memoryview,
 )
 _CONTAINERS = (
     list,
@@ -161,8 +172,14 @@ _CONTAINERS = (
     collections.abc.Mapping,
     collections.abc.Iterable,
 )
-_WITHIN = (bytes, bytearray)
-"""Types that are converted where they are part of another; alone they have a check of their own."""
+_PLAIN_CONTAINERS = {
+    list: list,
+    collections.abc.Sequence: list,
+    collections.abc.Iterable: list,
+    dict: dict,
+    collections.abc.Mapping: dict,
+}
+"""Containers whose entries are checked, and what JSON has for them."""
 
 
 def result_hint(target: Callable[..., Any], *, batched: bool, streams: bool) -> Any:
@@ -222,7 +239,7 @@ def converters_of(target: Callable[..., Any], *, batched: bool) -> dict[str, Con
     defaults = defaults_of(target)
     for name, hint in hints_of(target).items():
         one = request_hint(hint, batched=batched)
-        if name != "return" and (convert := _converter_to(name, one, defaults[name])) is not None:
+        if name != "return" and (convert := converter_to(name, one, defaults[name])) is not None:
             made[name] = convert
     return made
 
@@ -230,7 +247,7 @@ def converters_of(target: Callable[..., Any], *, batched: bool) -> dict[str, Con
 def message_converter(target: Callable[..., Any], incoming: str) -> Converter | None:
     """Converter of one message of the parameter `incoming`; None where there is nothing to convert."""
     inner = get_args(hints_of(target).get(incoming))
-    return _converter_to(incoming, inner[0], NOTHING) if inner else None
+    return converter_to(incoming, inner[0], NOTHING) if inner else None
 
 
 def result_converter(hint: Any) -> Converter:
@@ -239,7 +256,7 @@ def result_converter(hint: Any) -> Converter:
     is_made = (_is_array(hint) or _needs_conversion(hint)) and not _has_typed_dict(
         hint
     )  # that is a dict as it came, and may have more
-    convert = _converter_to("result", hint, NOTHING) if is_made else None
+    convert = converter_to("result", hint, NOTHING) if is_made else None
 
     def make(value: Any) -> Any:
         with contextlib.suppress(BadValue):
@@ -253,16 +270,74 @@ def _has_typed_dict(hint: Any) -> bool:
     return typing.is_typeddict(hint) or any(map(_has_typed_dict, get_args(hint)))
 
 
-def _converter_to(name: str, hint: Any, default: Any) -> Converter | None:
+def converter_to(name: str, hint: Any, default: Any) -> Converter | None:
+    """Converter of the values of a parameter; None where every value is taken as it comes."""
     if _is_array(hint):
         return _array_converter(name, hint, optional=_may_be_none(hint, default))
     if (adapter := pydantic_adapter(hint)) is not None:
         return _pydantic_converter(name, adapter, optional=default is None)
-    if _needs_conversion(hint):
-        with contextlib.suppress(TypeError, NameError):  # msgspec knows no way to make it: it stays as it comes
-            msgspec.json.Decoder(hint, dec_hook=_decode_hook)
-            return _converter(name, hint, optional=default is None)
-    return json_type_check(name, hint, default)
+    if _needs_conversion(hint) and _is_known(hint):  # otherwise it stays as it comes
+        return _converter(name, hint, optional=default is None)
+    return _items_check(name, hint, default) or json_type_check(name, hint, default)
+
+
+def _is_known(hint: Any) -> bool:
+    """Whether msgspec knows a way to make it."""
+    with contextlib.suppress(TypeError, NameError):
+        msgspec.json.Decoder(hint, dec_hook=_decode_hook)
+        return True
+    return False
+
+
+def _items_check(name: str, hint: Any, default: Any) -> Converter | None:
+    """A check of the entries too, where they are annotated with plain types: `list[float]`, `dict[str, list[int]]`."""
+    if not _has_plain_items(hint) or not _is_known(hint):
+        return None
+    optional = _may_be_none(hint, default)
+
+    def check(value: Any) -> Any:
+        if type(value) not in _WIRE or (value is None and optional):
+            return value
+        with contextlib.suppress(msgspec.ValidationError):  # mostly all is well, and this is fast
+            msgspec.convert(value, hint, str_keys=True)
+            return value
+        return _checked_items(name, hint, value)
+
+    return check
+
+
+def _has_plain_items(hint: Any) -> bool:
+    hint, arguments = _aliased(hint), get_args(hint)
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        return bool(_plain_types(hint)) and any(map(_has_plain_items, arguments))
+    return get_origin(hint) in _PLAIN_CONTAINERS and bool(_plain_types(arguments[-1]))
+
+
+def _checked_items(name: str, hint: Any, value: Any) -> Any:
+    """The value with each entry checked, and converted, as a parameter of its type would be."""
+    hint = _aliased(hint)
+    if (check := json_type_check(name, _container_class(hint), NOTHING)) is not None:
+        value = check(value)
+    choices = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    fitting = [one for one in choices if _container_class(one) is type(value) and get_args(one)]
+    if len(fitting) != 1:  # no container, or one of several: which was meant is not known
+        return value
+    inner = get_args(fitting[0])[-1]
+    if isinstance(value, list):
+        return [_checked_items(f"{name}.{at}", inner, one) for at, one in enumerate(value)]
+    return {key: _checked_items(f"{name}.{key}", inner, one) for key, one in value.items()}
+
+
+def _container_class(hint: Any) -> Any:
+    """`list` for a `Sequence[...]`, `dict` for a `Mapping[...]`; any other annotation as it is."""
+    return _PLAIN_CONTAINERS.get(get_origin(hint) or hint, hint)
+
+
+def _aliased(hint: Any) -> Any:
+    """What a `NewType` or a `type` statement gives another name to."""
+    while type(hint).__module__ == "typing" and type(hint).__name__ in ("NewType", "TypeAliasType"):
+        hint = hint.__supertype__ if hasattr(hint, "__supertype__") else hint.__value__
+    return hint
 
 
 def typed_params(params: tuple[Param, ...], target: Callable[..., Any], *, batched: bool = False) -> tuple[Param, ...]:
@@ -317,7 +392,7 @@ def _array_converter(name: str, hint: Any, *, optional: bool) -> Converter:
 
 
 def _to_array(hint: Any, value: Any) -> Any:
-    if type(value) not in _JSON and type(value) is not bytes:
+    if type(value) not in _WIRE:
         return value
     if type(value) in (list, *_NUMBER):
         import numpy
@@ -362,8 +437,10 @@ def _converter(name: str, hint: Any, *, optional: bool) -> Converter:
             if has_dataclass:
                 _fill_defaults(made)
             return made
-        except (msgspec.ValidationError, RecursionError) as error:
-            raise BadValue(f"{name}: {error}", hint=hint_of_choices) from None
+        except msgspec.ValidationError as error:
+            raise invalid_value(name, value, error, hint_of_choices) from None
+        except RecursionError as error:
+            raise BadValue(f"{name}: {error}") from None
         except InvalidFields as error:
             raise error.renamed(name) from None
 
@@ -413,6 +490,7 @@ class InvalidFields(Exception):
 
 
 def _needs_conversion(hint: Any) -> bool:
+    hint = _aliased(hint)
     origin = get_origin(hint)
     if origin is Annotated:
         inner, *notes = get_args(hint)
@@ -432,7 +510,7 @@ def _needs_conversion(hint: Any) -> bool:
     if origin in (typing.Union, types.UnionType):
         return any(map(_needs_conversion, arguments))
     has_names = origin not in (dict, collections.abc.Mapping) or arguments[0] in (str, Any)
-    return not has_names or any(_is_array(one) or one in _WITHIN or _needs_conversion(one) for one in arguments)
+    return not has_names or any(_is_array(one) or one is bytes or _needs_conversion(one) for one in arguments)
 
 
 def _decode_hook(kind: type, value: Any) -> Any:
@@ -448,4 +526,7 @@ def _decode_hook(kind: type, value: Any) -> Any:
             raise
     if _is_array_class(get_origin(kind) or kind):
         return _to_array(kind, value)
-    raise TypeError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
+    is_made_of_text = issubclass(kind, _MADE_OF_TEXT)
+    if is_made_of_text and isinstance(value, str):
+        return kind(value)
+    raise TypeError(f"Expected `{'str' if is_made_of_text else kind.__name__}`, got `{type(value).__name__}`")

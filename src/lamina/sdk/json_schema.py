@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 import msgspec
 
 if TYPE_CHECKING:
-    from lamina.sdk.tensors import Tensor
+    from lamina.sdk.tensors import Port, Tensor
 
 Schema = dict[str, Any]
 Mode = Literal["validation", "serialization"]
@@ -81,6 +81,14 @@ def _tensor_schema(tensor: Tensor) -> Schema:
     return schema | {"description": f"{kind} of shape {list(tensor.shape)}"}
 
 
+def port_schema(port: Port) -> Schema:
+    """The schema of an input of a model file: its tensor, and null where it may be left out."""
+    if port.tensor is None:
+        return {}
+    schema = _tensor_schema(port.tensor)
+    return schema if port.required else {"anyOf": [schema, {"type": "null"}]}
+
+
 def _pydantic_schema(hint: Any, mode: Mode) -> Schema:
     adapter = pydantic_adapter(hint)
     if adapter is None:
@@ -96,6 +104,8 @@ def _schema_hook(kind: type, mode: Mode) -> Schema:
     if hasattr(kind, "model_json_schema"):
         found: Schema = kind.model_json_schema(ref_template=DEFS + "{model}")
         return found
+    if kind.__module__ in ("pathlib", "ipaddress"):
+        return {"type": "string"}
     if kind.__module__.partition(".")[0] == "numpy":
         return {"type": "array", "items": {}} if kind.__name__ == "ndarray" else {"type": "number"}
     return {}

@@ -25,6 +25,7 @@ from msgspec import Struct
 from lamina.errors import BadValue, LoadFailed
 from lamina.sdk.binding import NOTHING, Param
 from lamina.sdk.function import Function
+from lamina.sdk.json_schema import port_schema
 from lamina.sdk.model_signatures import ModelFileSignature
 from lamina.sdk.onnx import OnnxModel
 from lamina.sdk.pretrained import read_pretrained
@@ -65,8 +66,16 @@ class ModelFunction(Function[..., Any]):
         self.target = make
         self.is_class = True
         self.signature = signature
-        self.params = tuple(Param(port.name, port.required) for port in signature.inputs)
+        self.params = tuple(Param(port.name, port.required, schema=port_schema(port)) for port in signature.inputs)
         self.defaults = {port.name: NOTHING if port.required else None for port in signature.inputs}
+
+    @property
+    def result_schema(self) -> dict[str, Any]:
+        ports = self.signature.outputs
+        schemas = {port.name: port_schema(port) for port in ports}
+        if len(ports) == 1:
+            return schemas[ports[0].name]
+        return {"type": "object", "properties": schemas, "required": list(schemas)}
 
     @property
     def doc(self) -> str:
@@ -187,7 +196,7 @@ class OnnxFunction:
     def load(self) -> None:
         self._model.session()
 
-    def __call__(self, **inputs: Any) -> Any:
+    def __call__(self, /, **inputs: Any) -> Any:
         return self._rows.run(inputs, self._forward)
 
     def _forward(self, feeds: dict[str, Any]) -> dict[str, Any]:
@@ -282,7 +291,7 @@ class TorchFunction:
         self._torch = torch
         self._module = self._make()
 
-    def __call__(self, **inputs: Any) -> Any:
+    def __call__(self, /, **inputs: Any) -> Any:
         return self._rows.run(inputs, self._forward)
 
     def _forward(self, feeds: dict[str, Any]) -> dict[str, Any]:
@@ -320,7 +329,7 @@ class TorchFileModel(TorchModel):
             example.append(torch.zeros((1, *port.tensor.shape), dtype=getattr(torch, NUMPY[port.tensor.dtype])))
         return _inference_module(self._make(), self._least), tuple(example)
 
-    def pre(self, **named: Any) -> Any:  # type: ignore[override]
+    def pre(self, /, **named: Any) -> Any:  # type: ignore[override]
         return tuple(_input_tensor(port, named) for port in self._inputs)
 
     def post(self, row: Any) -> Any:

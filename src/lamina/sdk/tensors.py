@@ -13,9 +13,10 @@ shape [] just `bytes`), and BF16 comes as float32, which holds every one of its 
 from __future__ import annotations
 
 import contextlib
+import types
 import typing
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
@@ -58,13 +59,17 @@ class Tensor(Struct, frozen=True):
         force_setattr(self, "shape", shape)
 
 
+Plain = Literal["", "text", "bytes", "number"]
+"""What a value without a tensor is: any, which travels as JSON text; or a text, bytes or one number, which travel as they are."""
+
+
 class Port(Struct, frozen=True):
-    """One input or output. Without a tensor it is a value as JSON text; of a `str`, the text itself."""
+    """One input or output. Without a tensor it is a `BYTES` tensor of one element, and an input may be any tensor of numbers."""
 
     name: str
     tensor: Tensor | None = None
     required: bool = True
-    is_text: bool = False
+    plain: Plain = ""
 
 
 class Signature(Struct, frozen=True):
@@ -89,7 +94,7 @@ def signature_of(
     with contextlib.suppress(Exception):  # a name only a type checker can see: then nothing is known of any
         hints = get_type_hints(target, include_extras=True) if target is not None else {}
     inputs = tuple(
-        Port(param.name, _tensor_in(hints.get(param.name), wrapped), param.required, _is_text(hints.get(param.name), wrapped))
+        Port(param.name, _tensor_in(hints.get(param.name), wrapped), param.required, _plain(hints.get(param.name), wrapped))
         for param in params
     )
     return Signature(inputs, _outputs(hints.get("return"), wrapped or streams), streams=streams)
@@ -99,18 +104,27 @@ def _outputs(hint: Any, wrapped: bool) -> tuple[Port, ...]:
     inner = _unwrapped(hint) if wrapped else hint
     if is_typeddict(inner):
         fields = get_type_hints(inner, include_extras=True)
-        return tuple(Port(name, _tensor_in(field, False), is_text=field is str) for name, field in fields.items())
-    return (Port(RESULT, _tensor_in(hint, wrapped), is_text=inner is str),)
+        return tuple(Port(name, _tensor_in(field, False), plain=_plain(field, False)) for name, field in fields.items())
+    return (Port(RESULT, _tensor_in(hint, wrapped), plain=_plain(hint, wrapped)),)
 
 
-def _is_text(hint: Any, wrapped: bool) -> bool:
-    return (_unwrapped(hint) if wrapped else hint) is str
+_PLAIN: dict[Any, Plain] = {str: "text", bytes: "bytes", int: "number", float: "number", bool: "number"}
+
+
+def _plain(hint: Any, wrapped: bool) -> Plain:
+    """What an annotation says of a value without a tensor; `int | None` says what `int` does."""
+    inner = _unwrapped(hint) if wrapped else hint
+    choices = [one for one in get_args(inner) if one is not type(None)] if isinstance(inner, _UNIONS) else [inner]
+    return _PLAIN.get(choices[0], "") if len(choices) == 1 and choices[0].__hash__ is not None else ""
+
+
+_UNIONS = (types.UnionType, type(typing.Optional[int]))  # noqa: UP045 - it is the other way to write one
 
 
 def _tensor_in(hint: Any, wrapped: bool) -> Tensor | None:
     if get_origin(hint) is Annotated:
         return next((note for note in get_args(hint)[1:] if isinstance(note, Tensor)), None)
-    if get_origin(hint) is typing.Union or isinstance(hint, type(int | None)):  # Annotated[...] | None: may be left out
+    if isinstance(hint, _UNIONS):  # Annotated[...] | None: may be left out
         return next((found for choice in get_args(hint) if (found := _tensor_in(choice, wrapped))), None)
     return _tensor_in(_unwrapped(hint), False) if wrapped and get_args(hint) else None
 

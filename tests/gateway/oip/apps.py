@@ -69,6 +69,16 @@ def greet_all(prompt: list[str]) -> list[str]:
 
 
 @app.function(scale=lamina.Scale(max=1))
+def reverse(data: bytes) -> bytes:
+    return data[::-1]
+
+
+@app.function(scale=lamina.Scale(max=1))
+def kinds(x, n: int = 1) -> list:
+    return [type(x).__name__, str(getattr(x, "dtype", "")), list(getattr(x, "shape", [])), type(n).__name__, n]
+
+
+@app.function(scale=lamina.Scale(max=1))
 def untyped(x, y=3):
     return {"x": x, "y": y}
 

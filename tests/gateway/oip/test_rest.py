@@ -92,6 +92,64 @@ def test_nothing_wrong_with_a_request_is_the_servers_fault_and_no_worker_hears_o
         assert list(answer.json) == ["error"] and answer.json["error"], name
 
 
+def inferred(gateway: Gateway, model: str, *inputs: dict[str, Any]) -> Answer:
+    async def script(browser: Browser, gateway: Gateway) -> Answer:
+        return await browser.post(f"/v2/models/{model}/infer", {"inputs": list(inputs)})
+
+    answer: Answer = asked(gateway, script)
+    return answer
+
+
+def test_bytes_are_the_element_itself(gateway: Gateway) -> None:
+    (output,) = inferred(gateway, "reverse", tensor("data", "BYTES", [1], ["abc"])).json["outputs"]
+    assert (output["datatype"], output["data"]) == ("BYTES", ["cba"])
+
+
+def test_bytes_of_generate_are_base64(gateway: Gateway) -> None:
+    async def script(browser: Browser, gateway: Gateway) -> Any:
+        return [await browser.post("/v2/models/reverse/generate", {"data": value}) for value in ("YWJj", "?", 3)]
+
+    right, *wrong = asked(gateway, script)
+    assert right.json["output"] == "cba"
+    assert [answer.json["error"] for answer in wrong] == [
+        "data: '?' is not base64 (send bytes as base64)",
+        "data: int where text is needed (send a string)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "found"),
+    [
+        ([tensor("x", "FP32", [2, 1], [1, 2])], ["ndarray", "float32", [2, 1], "int", 1]),
+        ([tensor("x", "UINT8", [], [1])], ["ndarray", "uint8", [], "int", 1]),
+        ([tensor("x", "BYTES", [1], ['{"a": 1}']), tensor("n", "INT64", [1], [7])], ["dict", "", [], "int", 7]),
+    ],
+)
+def test_inputs_without_a_tensor_in_their_annotation_take_numbers_too(gateway: Gateway, inputs: Any, found: Any) -> None:
+    (output,) = inferred(gateway, "kinds", *inputs).json["outputs"]
+    assert json.loads(output["data"][0]) == found
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "said"),
+    [
+        ("kinds", tensor("n", "INT64", [2], [7, 8]), "n: 2 numbers where one is needed (send a tensor of shape [1])"),
+        ("kinds", tensor("x", "FP8", [1], [1]), "x: datatype 'FP8'"),
+        (
+            "greet",
+            tensor("prompt", "INT8", [1], [1]),
+            "prompt: datatype 'INT8' where BYTES is needed (one element, the text in UTF-8)",
+        ),
+        ("reverse", tensor("data", "UINT8", [2], [1, 2]), "data: datatype 'UINT8' where BYTES is needed (one element, the bytes"),
+        ("greet_all", tensor("prompt", "BYTES", [], ["a"]), "prompt: shape [] where [-1, 1] is needed"),
+    ],
+)
+def test_what_cannot_be_such_a_value_is_told_with_what_can(gateway: Gateway, model: str, given: Any, said: str) -> None:
+    x = tensor("x", "FP32", [1], [1])
+    answer = inferred(gateway, model, *([x] if given["name"] == "n" else []), given)
+    assert answer.status == 400 and said in answer.json["error"]
+
+
 @pytest.mark.parametrize("verb", ["infer", "generate"])
 def test_wishes_that_are_headers_elsewhere_are_refused_with_what_to_say_instead(gateway: Gateway, verb: str) -> None:
     async def script(browser: Browser, gateway: Gateway) -> Answer:

@@ -148,6 +148,7 @@ def unload_and_load() -> None:
     assert not client.is_model_ready("shout")
     client.load_model("shout")
     assert client.is_model_ready("shout")
+    assert not client.is_model_ready("nobody")
 
 
 @operation

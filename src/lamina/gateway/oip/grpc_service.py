@@ -7,7 +7,7 @@ from typing import Any
 
 from lamina.access.authorization import Grant, rule_of
 from lamina.access.records import Identity
-from lamina.errors import LaminaError
+from lamina.errors import LaminaError, UnknownTarget
 from lamina.gateway.auth import Authorize
 from lamina.gateway.oip import model_catalog, reflection
 from lamina.gateway.oip.grpc_methods import InferenceMethods, decode_parameters, rpc_error
@@ -54,7 +54,7 @@ class GrpcMethods(InferenceMethods):
             "ModelConfig": lambda message, grant: {
                 "config": model_catalog.model_config(inference.catalogue, self._find(message, grant))
             },
-            "ModelReady": lambda message, grant: {"ready": inference.catalogue.is_loaded(self._find(message, grant))},
+            "ModelReady": lambda message, grant: {"ready": self._is_model_ready(message, grant)},
             "ModelStatistics": self._statistics,
             "RepositoryIndex": lambda message, grant: {
                 "models": model_catalog.repository_index(inference.catalogue, message.ready, grant)
@@ -63,6 +63,13 @@ class GrpcMethods(InferenceMethods):
 
     def _find(self, message: Any, grant: Grant) -> ServedModel:
         return self._inference.catalogue.find(message.name, message.version, grant)
+
+    def _is_model_ready(self, message: Any, grant: Grant) -> bool:
+        """Whether a model is loaded; one that is not there is not, as Triton has it."""
+        try:
+            return self._inference.catalogue.is_loaded(self._find(message, grant))
+        except UnknownTarget:
+            return False
 
     # ------------------------------------------------------------------- methods
 

@@ -223,7 +223,7 @@ def plain_document(model: ServedModel, id: Any, outputs: list[OutputTensor]) -> 
 
 
 def _json_outputs(model: ServedModel) -> set[str]:
-    return {port.name for port in model.signature.outputs if port.tensor is None and not port.is_text}
+    return {port.name for port in model.signature.outputs if port.tensor is None and port.plain not in ("text", "bytes")}
 
 
 def _plain(name: str, version: str, id: Any, outputs: list[OutputTensor], texts: set[str]) -> bytes:

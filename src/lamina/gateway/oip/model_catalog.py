@@ -9,8 +9,9 @@ from typing import Any
 import lamina
 from lamina.access.authorization import Grant
 from lamina.errors import UnknownTarget
+from lamina.gateway.oip.tensors import SIZES
 from lamina.gateway.routes.targets import CallTarget, TargetRegistry
-from lamina.sdk.tensors import RESULT, Port, Signature
+from lamina.sdk.tensors import RESULT, Plain, Port, Signature
 from lamina.types import FunctionSpec
 
 TEXT_SHAPE = (1,)
@@ -34,6 +35,10 @@ class ServedModel:
         """Name of the function or workflow that is called."""
         return self.call_target.name
 
+    def takes(self, port: Port, dtype: str) -> bool:
+        """Whether an input may have a datatype: without a tensor in its annotation, any of numbers, but for text and bytes."""
+        return dtype == port_dtype(port) or (port.tensor is None and port.plain in ("", "number") and dtype in SIZES)
+
     def shape(self, port: Port) -> tuple[int, ...]:
         """Shape of a port, as clients see it."""
         inner = tuple(port.tensor.shape) if port.tensor is not None else TEXT_SHAPE
@@ -44,12 +49,16 @@ def port_dtype(port: Port) -> str:
     return port.tensor.dtype if port.tensor is not None else "BYTES"
 
 
+_PLAIN: dict[str, Plain] = {"string": "text", "number": "number", "integer": "number", "boolean": "number"}
+"""By the JSON type of a workflow's parameter, whose annotations say no more here."""
+
+
 def make_model(target: CallTarget, spec: FunctionSpec | None) -> ServedModel:
     """The model of a target; without a tensor signature it takes and gives JSON text."""
     signature = target.signature
     if signature is None:
         signature = Signature(
-            tuple(Port(one.name, None, one.required, is_text=one.type == "string") for one in target.params), (Port(RESULT),)
+            tuple(Port(one.name, None, one.required, _PLAIN.get(one.type, "")) for one in target.params), (Port(RESULT),)
         )
     batched = spec is not None and spec.max_batch > 1
     name = target.name if target.tenant else signature.model or target.name  # names of functions are kept apart by owner

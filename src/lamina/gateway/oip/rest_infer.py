@@ -7,6 +7,7 @@ of a function that yields, and one for any other.
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Callable
 from typing import Any
 
@@ -202,11 +203,23 @@ def _input_tensor(model: ServedModel, name: str, value: Any) -> InputTensor:
     dtype = port_dtype(port) if port is not None else "BYTES"
     if port is not None and port.tensor is None:
         shape = [1, 1] if model.is_batched else [1]
-        if port.is_text and not isinstance(value, str):
-            raise BadValue(f"{name}: {type(value).__name__} where text is needed", hint="send a string")
-        return InputTensor(name, dtype, shape, join_bytes([value.encode() if port.is_text else encoding.to_json(value)]))
+        return InputTensor(name, dtype, shape, join_bytes([_element(port, value)]))
     data = to_raw(name, dtype, msgspec.json.encode(value if isinstance(value, list) else [value]))
     return InputTensor(name, dtype, _shape(model, port, value), data)
+
+
+def _element(port: Port, value: Any) -> bytes:
+    """The element of a `BYTES` tensor for a value without a tensor. JSON has bytes as base64."""
+    if not port.plain or port.plain == "number":
+        return encoding.to_json(value)
+    if not isinstance(value, str):
+        raise BadValue(f"{port.name}: {type(value).__name__} where text is needed", hint="send a string")
+    if port.plain == "text":
+        return value.encode()
+    try:
+        return base64.b64decode(value, validate=True)
+    except ValueError:
+        raise BadValue(f"{port.name}: {value[:40]!r} is not base64", hint="send bytes as base64") from None
 
 
 def _shape(model: ServedModel, port: Port | None, value: Any) -> list[int]:

@@ -46,26 +46,41 @@ class RowModel(Protocol):
 def split_rows(model: RowModel, inputs: Sequence[InputTensor], rows: int) -> list[dict[str, bytes]]:
     """The named inputs of each call. `rows` is 0 for a model without a batch axis."""
     calls: list[dict[str, bytes]] = [{} for _ in range(rows or 1)]
-    texts_only = {port.name: port for port in model.signature.inputs if port.tensor is None}
+    untyped = {port.name: port for port in model.signature.inputs if port.tensor is None}
     for given in inputs:
-        if given.name in texts_only:
+        port = untyped.get(given.name)
+        if port is not None and given.dtype == "BYTES":
             texts = split_bytes(given.data, len(calls), given.name)
             if len(texts) != len(calls):
                 raise BadValue(f"{given.name}: {len(texts)} elements where {len(calls)} fit its shape")
-            is_text = texts_only[given.name].is_text
-            encoded = [encoding.encode(_text(given.name, text) if is_text else encoding.from_json(text)) for text in texts]
+            encoded = [encoding.encode(_plain_value(port, text)) for text in texts]
         else:
             encoded = row_values(given, rows if model.is_batched else 0)
+            if port is not None and port.plain == "number":
+                encoded = [encoding.encode(_number(port.name, value)) for value in encoded]
         for call, value in zip(calls, encoded, strict=True):
             call[given.name] = value
     return calls
 
 
-def _text(name: str, element: bytes) -> str:
+def _plain_value(port: Port, element: bytes) -> Any:
+    """The value of an input without a tensor: its one element of BYTES."""
+    if port.plain == "bytes":
+        return element
+    if port.plain != "text":
+        return encoding.from_json(element)
     try:
-        return bytes(element).decode()
+        return element.decode()
     except UnicodeDecodeError:
-        raise BadValue(f"{name}: an element that is not UTF-8 where text is needed") from None
+        raise BadValue(f"{port.name}: an element that is not UTF-8 where text is needed") from None
+
+
+def _number(name: str, blob: bytes) -> Any:
+    """The one element of an array, as Python's own number."""
+    array = encoding.decode(blob)
+    if array.size != 1:
+        raise BadValue(f"{name}: {array.size} numbers where one is needed", hint="send a tensor of shape [1]")
+    return array.item()
 
 
 def join_rows(model: RowModel, blobs: Sequence[encoding.Blob], wanted: Sequence[str] = ()) -> list[OutputTensor]:
@@ -126,7 +141,7 @@ def _output(port: Port, value: Any) -> tuple[list[int], bytes]:
     import numpy
 
     if port.tensor is None:
-        if port.is_text and isinstance(value, str):
+        if port.plain == "text" and isinstance(value, str):
             value = value.encode()
         return [1], join_bytes([value if isinstance(value, bytes) else encoding.to_json(value)])
     try:

@@ -28,11 +28,13 @@ def validate_request(model: ServedModel, inputs: Sequence[InputTensor], wanted: 
             raise BadValue(f"{given.name}: given twice")
         seen.add(given.name)
         dtype = port_dtype(port)
-        if given.dtype != dtype:
-            raise BadValue(f"{given.name}: datatype {given.dtype[:20]!r} where {dtype} is needed")
-        _check_shape(given, model.shape(port))
+        if not model.takes(port, given.dtype):
+            raise BadValue(f"{given.name}: datatype {given.dtype[:20]!r} where {dtype} is needed", hint=_TEXT.get(port.plain, ""))
+        _check_shape(given, model.shape(port) if given.dtype == dtype else None)
         _check_size(given)
         if model.is_batched:
+            if not given.shape:
+                raise BadValue(f"{given.name}: shape [] where the first axis counts requests", hint="send shape [1], or more")
             if rows and rows != given.shape[0]:
                 raise BadValue(f"{given.name}: {given.shape[0]} rows where another input has {rows}")
             rows = given.shape[0]
@@ -46,14 +48,19 @@ def validate_request(model: ServedModel, inputs: Sequence[InputTensor], wanted: 
     return rows or int(model.is_batched)
 
 
-def _check_shape(given: InputTensor, wanted: Sequence[int]) -> None:
+_TEXT = {"text": "one element, the text in UTF-8", "bytes": "one element, the bytes themselves"}
+
+
+def _check_shape(given: InputTensor, wanted: Sequence[int] | None) -> None:
+    """Check a shape; without one that is wanted, only that there can be such an array."""
     shape = given.shape
     if len(shape) > MAX_RANK:
         raise BadValue(f"{given.name}: {len(shape)} dimensions", hint=f"at most {MAX_RANK}")
     if any(size < 0 for size in shape):
         raise BadValue(f"{given.name}: shape {list(shape)} has a negative length")
-    if len(shape) != len(wanted) or any(
-        size != fixed for size, fixed in zip(shape, wanted, strict=True) if fixed >= 0 and size != fixed
+    if wanted is not None and (
+        len(shape) != len(wanted)
+        or any(size != fixed for size, fixed in zip(shape, wanted, strict=True) if fixed >= 0 and size != fixed)
     ):
         raise BadValue(f"{given.name}: shape {list(shape)} where {list(wanted)} is needed")
     if 0 in shape and element_count([size for size in shape if size]) > MAX_EMPTY:

@@ -25,7 +25,7 @@ BYTES = b"application/octet-stream"
 MULTIPART = b"multipart/form-data"
 FORM = b"application/x-www-form-urlencoded"
 """Also what curl says of whatever it is given with -d: taken as JSON if it is some, as a form if it has the parameters' names,
-and else as bytes, which are for one parameter alone."""
+and else as bytes, which are for one parameter alone that may be bytes or text."""
 
 
 class DecodedBody:
@@ -60,6 +60,8 @@ def decode_inputs(request: HttpRequest, params: tuple[Param, ...]) -> dict[str, 
     try:
         if b"content-encoding" in headers:
             check_encoding(request)
+        if request.query:
+            _check_query(request, params)
         kind, _, options = headers.get(b"content-type", b"").partition(b";")
         kind = kind.strip().lower()
         if kind == JSON or is_json_type(kind):  # most requests, without a call
@@ -80,8 +82,19 @@ def decode_inputs(request: HttpRequest, params: tuple[Param, ...]) -> dict[str, 
         return inputs
     except BadValue as error:
         if request.query:
-            error.add_hint("inputs are taken from the body, not from behind the ? of the address")
+            error.add_hint(_FROM_BODY)
         raise
+
+
+_FROM_BODY = "inputs are taken from the body, not from behind the ? of the address"
+
+
+def _check_query(request: HttpRequest, params: tuple[Param, ...]) -> None:
+    """Reject inputs in the query: they would be ignored without a word. Other names are for proxies and caches."""
+    given = {pair.partition(b"=")[0] for pair in request.query.split(b"&")}
+    name = next((param.name for param in params if param.name.encode() in given), None)
+    if name is not None:
+        raise BadValue(f"{name}: given in the query", hint="send a form with a field of that name")
 
 
 def is_json_type(kind: bytes) -> bool:
@@ -106,9 +119,15 @@ def _decode_urlencoded(params: tuple[Param, ...], body: bytes) -> dict[str, Any]
     is_form = b"=" in body and body.lstrip()[:1] not in (b"{", b"[", b'"')
     if is_form and fields and (len(params) != 1 or names.issuperset(fields) or property_schemas(params[0].schema)):
         return bind_named(params, form_values(params, fields))
-    if len(params) != 1:
+    if len(params) != 1 or not _takes_raw(params[0], body):
         return bind(params, encoding.from_json(body))
     return {params[0].name: body}
+
+
+def _takes_raw(param: Param, body: bytes) -> bool:
+    """Whether a body that is no JSON is the value: of text and bytes, or of anything if it is not JSON with a mistake."""
+    kinds = json_types(param.schema)
+    return "string" in kinds if kinds else body.lstrip()[:1] not in (b"{", b"[", b'"')
 
 
 def _only_param(params: tuple[Param, ...], kind: bytes) -> str:

@@ -398,7 +398,8 @@ def _problems(statuses: tuple[str, ...]) -> dict[str, Any]:
 
 def _problem_schema() -> dict[str, Any]:
     texts = {
-        name: {"type": "string"} for name in ("type", "title", "detail", "code", "id", "hint", "reason", "step", "error", "trace")
+        name: {"type": "string"}
+        for name in ("type", "title", "detail", "code", "id", "hint", "reason", "step", "error", "trace", "leader")
     }
     return {
         "type": "object",
@@ -408,6 +409,10 @@ def _problem_schema() -> dict[str, Any]:
             "offer_ms": {"type": "number"},
             "price": {"type": "number"},
             "retry_after_s": {"type": "number"},
+            "errors": {
+                "type": "array",
+                "items": {"type": "object", "properties": {"field": {"type": "string"}, "message": {"type": "string"}}},
+            },
         },
         "required": ["title", "status", "code", "id"],
     }
