@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import Batch, FunctionState
 from lamina.core.unit_blocks import aligned_starts
+from lamina.planner import blocking
 from lamina.planner.blocking import PEER, TURN, BlockingRule, Claim, DeviceClaims, Holding, is_pressed, keep_units
 from lamina.types import DeviceSpec, SliceLimits, Slo
 from tests.script import Script, a_function
@@ -224,6 +225,43 @@ def test_the_longer_a_batch_the_more_it_leaves_and_no_limit_is_left_out(script: 
     kept = [rule.kept_units(view, long, host, host.all_units, script.now_us, us).bit_count() for us in limits]
     assert kept == [4, 2, 0]
     assert rule.limits_us(view, long, host, 60_000, 100_000) == [100_000], "what it could not use is not tried"
+
+
+def beside_many(script: Script, count: int) -> tuple[FunctionState, Device]:
+    """Long work beside so many functions of two units on a device of eight, each more patient than the one before."""
+    device = DeviceSpec(id="gpu0", kind="gpu", units=8, memory_mib=1_000, limits=SliceLimits(batches_per_instance=0))
+    names = [f"f{number}" for number in range(count)]
+    short = [a_function(name, share=0.25, slo=Slo(latency_us=50_000 + 1_000 * at)) for at, name in enumerate(names)]
+    takes = dict.fromkeys(names, 1_000) | {"long": 300_000}
+    script.given(*short, a_function("long", share=0.25), devices=[device], takes=takes)
+    return script.controller.state.functions["long"], script.controller.state.devices["gpu0"]
+
+
+@pytest.mark.parametrize("count", [8, 30])
+def test_of_many_claims_those_are_looked_into_that_there_is_room_for(script: Script, monkeypatch: pytest.MonkeyPatch, count: int):
+    long, host = beside_many(script, count)
+    looked_into, counts = list[str](), blocking._Relevance.__call__
+    monkeypatch.setattr(
+        blocking._Relevance, "__call__", lambda relevance, claim: looked_into.append(claim.function) or counts(relevance, claim)
+    )
+    rule, view = BlockingRule(), script.controller.view
+    assert rule.kept_units(view, long, host, host.all_units, script.now_us, 300_000) == host.all_units
+    assert looked_into == ["f0", "f1", "f2", "f3"]
+
+
+def test_claims_are_placed_anew_only_for_times_at_which_others_are_placed(script: Script, monkeypatch: pytest.MonkeyPatch):
+    """Of thirty functions four take all units, whatever the time is that blocks them and most others."""
+    long, host = beside_many(script, 30)
+    rule, view = BlockingRule(), script.controller.view
+    limits = rule.limits_us(view, long, host, 10_000, 300_000)
+    each = [host.all_units & ~rule.kept_units(view, long, host, host.all_units, script.now_us, us) for us in limits]
+    placed, keep = list[int](), blocking.keep_units
+    monkeypatch.setattr(blocking, "keep_units", lambda *args, **more: placed.append(1) or keep(*args, **more))
+    spared = list(rule.spared_units(view, long, host, host.all_units, script.now_us, 10_000, 300_000))
+    assert len(limits) == 8 and len(placed) <= 2
+    known = {us: units for units, us in spared}
+    for us, units in zip(limits, each, strict=True):
+        assert known[min(at for at in known if at >= us)] == units
 
 
 def test_a_claim_that_could_not_be_kept_even_alone_blocks_nothing(script: Script):

@@ -32,8 +32,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
-from itertools import tee
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -98,6 +98,37 @@ class Holding(NamedTuple):
     until_us: int
 
 
+class Kept(NamedTuple):
+    """Units that a batch must leave to others, and what that follows from."""
+
+    units: int
+    has_time: bool
+    is_idle: bool
+    longest_us: int  #: batches longer than that block all the functions that it is kept for
+
+
+NOTHING = Kept(0, False, False, 0)
+
+
+@dataclass(slots=True)
+class _Relevance:
+    """Which claims count against a batch of a function: not its own, nor those of what is shed or has room elsewhere."""
+
+    view: View
+    name: str
+    device: Device
+    is_shed: Callable[[str, str], bool]
+    longest_us: int = 0  #: batches longer than that block all those that counted
+
+    def __call__(self, claim: Claim) -> bool:
+        if claim.function == self.name or not (claim.home or not self.is_shed(self.device.spec.id, claim.function)):
+            return False
+        if len(self.view.devices) > 1 and _has_room_elsewhere(self.view, claim, self.device):
+            return False
+        self.longest_us = max(self.longest_us, _blocking_us(claim))
+        return True
+
+
 class BlockingRule:
     """Claims on each device, worked out anew every so often."""
 
@@ -111,30 +142,39 @@ class BlockingRule:
         """Units that a batch of the function, which holds its own from `at_us` on for `time_us`, must leave to others.
 
         One that gives way leaves all of them, a segment after it was asked for."""
+        return self._keep(view, function, device, free, at_us, time_us).units
+
+    def spared_units(
+        self, view: View, function: FunctionState, device: Device, free: int, at_us: int, longer_us: int, within_us: int
+    ) -> Iterator[tuple[int, int]]:
+        """What others can spare of the free units from `at_us` on, and for how long a batch may hold it: for `within_us` first,
+        then the more the shorter, down to more than `longer_us`. Times at which the same claims are kept are left out."""
+        kept = None
+        for time_us in self.limits_us(view, function, device, longer_us, within_us):
+            if kept is None or not _holds_for(kept, view, function, device, time_us):
+                kept = self._keep(view, function, device, free, at_us, time_us)
+                yield free & ~kept.units, time_us
+
+    def _keep(self, view: View, function: FunctionState, device: Device, free: int, at_us: int, time_us: int) -> Kept:
         for one in function.instances.values():
             if one.segment_us and one.device == device.spec.id and gives_way(function, one):
-                return 0
-        known = self._claims_on(view, device)
+                return NOTHING
+        known, spec = self._claims_on(view, device), device.spec
         if not known.least_us or known.least_us[0][0] >= time_us:
-            return 0
-        name, host, is_shed = function.spec.name, device.spec.id, self._is_shed
-        urgent: Iterator[Claim] = (  # found as they are asked for: of thousands, the first few may want all units
-            claim
-            for claim in known.blocked_by(time_us)
-            if claim.function != name and (claim.home or not is_shed(host, claim.function))
-        )
-        if len(view.devices) > 1:
-            urgent = (claim for claim in urgent if not _has_room_elsewhere(view, claim, device))
-        if not _has_time(view, function, time_us):
-            share = device.spec.units / known.count_with(name)
-            urgent = (claim._replace(blocks=max(1, min(claim.blocks, int(share / claim.units + 0.5)))) for claim in urgent)
-        urgent, again = tee(urgent)
+            return NOTHING
+        has_time = _has_time(view, function, time_us)
+        share = 0.0 if has_time else spec.units / known.count_with(function.spec.name)
+        counts = _Relevance(view, function.spec.name, device, self._is_shed)
+        place = partial(keep_units, spec.units, spec.limits.aligned, share=share, counts=counts)
         held = [Holding(batch.mask, _end_us(batch)) for batch in (view.batches[number] for number in device.running)]
-        kept = keep_units(device.spec.units, device.spec.limits.aligned, held, urgent, free, at_us)
-        if not kept & free or self._takes_turn(view, function, device, again, time_us):
-            return 0
-        self.blocked_us = view.now_us
-        return kept
+        kept = place(held, known.blocked_by(time_us), free, at_us)
+        is_idle = kept & free != 0 and _is_idle(view, function, device, time_us)
+        if is_idle:  # what could never run beside what is kept takes turns
+            on_empty = place((), known.blocked_by(time_us), device.all_units, view.now_us)
+            kept = kept if _fits_beside(view, function, device, on_empty) else 0
+        if kept & free:
+            self.blocked_us = view.now_us
+        return Kept(kept if kept & free else 0, has_time, is_idle, counts.longest_us)
 
     def limits_us(self, view: View, function: FunctionState, device: Device, longer_us: int, within_us: int) -> list[int]:
         """Times that a batch may hold its units for: up to each of them it blocks the same functions, so what must be left to
@@ -193,19 +233,6 @@ class BlockingRule:
             known.refresh(view, device)
         return known
 
-    def _takes_turn(self, view: View, function: FunctionState, device: Device, urgent: Iterable[Claim], time_us: int) -> bool:
-        """Whether it could never run beside what is kept, and has left the device alone for long enough."""
-        spec, limits = device.spec, device.spec.limits
-        kept = keep_units(spec.units, limits.aligned, (), urgent, device.all_units, view.now_us)
-        least = function.spec.units_on(spec)  # without an SLO it gets what it asks for
-        if function.spec.slo.latency_us and view.picks_slice_size and not limits.soft:
-            least = min(limits.sizes, default=1)
-        left = device.all_units & ~kept
-        if any(left & block == block for block in _blocks(least, spec.units, limits.aligned)):
-            return False
-        mine = [one for one in function.instances.values() if one.device == spec.id]
-        return all(not one.running and one.last_used_us + TURN * time_us <= view.now_us for one in mine)
-
 
 def is_pressed(left_us: int, time_us: int, way_us: int) -> bool:
     """Whether a job with so much time left may ask for units that are kept for others (`may_insist`): a second batch like its own
@@ -222,21 +249,56 @@ def _has_time(view: View, function: FunctionState, time_us: int) -> bool:
     return head.due_us - view.now_us > max(AMPLE * time_us, PATIENCE * (head.due_us - head.enqueued_us))
 
 
-def keep_units(units: int, aligned: bool, held: Iterable[Holding], claims: Iterable[Claim], free: int, at_us: int) -> int:
+def _is_idle(view: View, function: FunctionState, device: Device, time_us: int) -> bool:
+    """Whether it has left the device alone for some times as long as a batch of that time holds it."""
+    mine = [one for one in function.instances.values() if one.device == device.spec.id]
+    return all(not one.running and one.last_used_us + TURN * time_us <= view.now_us for one in mine)
+
+
+def _fits_beside(view: View, function: FunctionState, device: Device, kept: int) -> bool:
+    """Whether a batch of the function has a place beside what is kept, on a device where nothing runs."""
+    spec, limits = device.spec, device.spec.limits
+    least = function.spec.units_on(spec)  # without an SLO it gets what it asks for
+    if function.spec.slo.latency_us and view.picks_slice_size and not limits.soft:
+        least = min(limits.sizes, default=1)
+    left = device.all_units & ~kept
+    return any(left & block == block for block in _blocks(least, spec.units, limits.aligned))
+
+
+def _holds_for(kept: Kept, view: View, function: FunctionState, device: Device, time_us: int) -> bool:
+    """Whether a shorter batch must leave the same: it blocks the same functions, and has the same rights."""
+    if kept.longest_us >= time_us or kept.has_time != _has_time(view, function, time_us):
+        return False
+    return not kept.units or kept.is_idle == _is_idle(view, function, device, time_us)
+
+
+def keep_units(
+    units: int,
+    aligned: bool,
+    held: Iterable[Holding],
+    claims: Iterable[Claim],
+    free: int,
+    at_us: int,
+    *,
+    share: float = 0.0,
+    counts: Callable[[Claim], bool] = lambda claim: True,
+) -> int:
     """Units to keep for these claims, most urgent first, at the least cost in free units.
 
     A claim is left out only if no way is found beside those before it: where taking the cheapest block for one leaves none
     for the next, all of them are placed anew. On devices of few units, such as a GPU in partitions, that search is complete.
+    No function gets more than `share` units, unless it is 0, or one block. Whether a claim `counts` is asked only while there
+    is room for it: of a thousand, a few take all units.
     """
     held = list(held)
     everything = (1 << units) - 1
-    kept, homes = 0, 0  #: all that is kept; and what of it has one place only
+    kept, homes, room = 0, 0, units  #: all that is kept; what of it has one place only; units that are left
     placed: list[tuple[int, int]] = []  #: blocks that are kept: where they may be, and their size
     for claim in claims:
-        if kept == everything:
+        if not room:
             break
-        if not claim.home and claim.units > (everything & ~kept).bit_count():
-            continue  # in no order would all of them find a place
+        if (claim.units > room and not claim.home) or not counts(claim):
+            continue
         left = everything & ~homes
         for one in held:
             if one.until_us > at_us + claim.tolerance_us:
@@ -245,26 +307,27 @@ def keep_units(units: int, aligned: bool, held: Iterable[Holding], claims: Itera
             if left & claim.home == claim.home and not kept & claim.home:
                 homes |= claim.home
                 kept |= claim.home
+                room = units - kept.bit_count()
             continue
-        for _ in range(claim.blocks):
+        blocks = max(1, min(claim.blocks, int(share / claim.units + 0.5))) if share else claim.blocks
+        for _ in range(blocks):
             block = _cheapest_block(left & ~kept, free & ~kept, claim.units, units, aligned)
-            wanted = tuple((where & ~homes, size) for where, size in (*placed, (left, claim.units)))
-            if not block and (anew := _place(wanted, units, aligned)):
-                kept = homes | anew
-                placed.append((left, claim.units))
-                continue
             if block:
                 placed.append((left, claim.units))
-            else:
-                block = _soonest_block(held, everything & ~kept, free, claim.units, units, aligned)
-                if not block:
-                    break
+                kept |= block
+            elif anew := _place(((where & ~homes, size) for where, size in (*placed, (left, claim.units))), units, aligned):
+                placed.append((left, claim.units))
+                kept = homes | anew
+            elif block := _soonest_block(held, everything & ~kept, free, claim.units, units, aligned):
                 homes |= block
-            kept |= block
+                kept |= block
+            else:
+                break
+        room = units - kept.bit_count()
     return kept
 
 
-def _place(wanted: tuple[tuple[int, int], ...], units: int, aligned: bool) -> int:
+def _place(wanted: Iterable[tuple[int, int]], units: int, aligned: bool) -> int:
     """Disjoint blocks for all of them, as one mask; 0 if there is no way, or none is found within a bounded search."""
     checks = MAX_CHECKS
 
@@ -287,7 +350,7 @@ def _place(wanted: tuple[tuple[int, int], ...], units: int, aligned: bool) -> in
                 return found | block
         return None
 
-    return search(wanted) or 0
+    return search(tuple(wanted)) or 0
 
 
 def _cheapest_block(left: int, free: int, size: int, units: int, aligned: bool) -> int:
@@ -362,7 +425,7 @@ class DeviceClaims:
         for claim in self.found:
             if claim.tolerance_us >= time_us:
                 return  # and so have all the others
-            if _blocking_us(claim) < time_us:
+            if PEER * claim.own_us < time_us:
                 yield claim
 
     def count_with(self, name: str) -> int:

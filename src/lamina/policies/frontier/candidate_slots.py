@@ -120,8 +120,8 @@ def spared_candidates(
     from_us = slot.at_us if slot.behind is not None else view.now_us
     within_us = max(alone_us, function.queue.head().expires_us - slot.at_us)
     before = -1
-    for limit_us in blocking.limits_us(view, function, device, alone_us + way_us, within_us + way_us):
-        free = slot.free & ~blocking.kept_units(view, function, device, slot.free, from_us, limit_us)
+    spared = blocking.spared_units(view, function, device, slot.free, from_us, alone_us + way_us, within_us + way_us)
+    for free, limit_us in spared:
         units = largest_fit(free, slot.table.unit_counts, device.spec.limits.aligned, device.spec.units)
         if units and free != before:  # else the same for a shorter time
             before = free
