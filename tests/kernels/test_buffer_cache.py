@@ -53,7 +53,10 @@ class PlainCache:
 Step = tuple[int, int, int, str]
 steps = st.lists(
     st.tuples(
-        st.integers(0, 11), st.integers(1, 40), st.integers(1, 1_000), st.sampled_from(["use", "use", "pin", "next", "drop"])
+        st.integers(0, 11),
+        st.integers(1, 40) | st.just(101),
+        st.integers(1, 1_000),
+        st.sampled_from(["use", "pin", "pin", "next", "drop"]),
     ),
     max_size=120,
 )
