@@ -73,6 +73,29 @@ def test_slots_are_found_in_one_place():
     assert finders == {"core/scheduling/slots.py"}
 
 
+def test_completion_times_rejections_and_arrivals_have_one_owner_each():
+    """A second estimator, memory of rejections or arrival statistic would disagree with the first, and each would be right."""
+    found = {"estimate": set[str](), "rejection": set[str](), "arrival": set[str]()}
+    for path in all_files():
+        file = str(path.relative_to(SRC))
+        for node in nodes_of(tree_of(path)) if not file.startswith(("published/", "lab/")) else ():
+            if isinstance(node, ast.FunctionDef) and node.name.lstrip("_").endswith("estimate_us"):
+                found["estimate"].add(file)
+            elif isinstance(node, ast.ClassDef) and "Rejection" in node.name and "Cache" in node.name:
+                found["rejection"].add(file)
+            elif (
+                isinstance(node, ast.ClassDef)
+                and node.name.startswith("Arrival")
+                and node.name.endswith(("Stats", "Rates", "Rate"))
+            ):
+                found["arrival"].add(file)
+    assert found == {
+        "estimate": {"policies/frontier/estimate.py"},
+        "rejection": {"gateway/routes/rejection_cache.py"},
+        "arrival": {"core/scheduling/state.py", "planner/arrival_rates.py"},  # bursts, and calmer averages over the same counts
+    }
+
+
 def test_small_files_are_few():
     """Of less than forty lines, but for package markers: a file is a thing that a reader looks for."""
     files = [path for path in all_files() if len(tree_of(path).body) > 1]

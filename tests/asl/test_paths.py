@@ -73,7 +73,11 @@ def test_missing_objects_on_the_way_are_made(value: dict[str, Any], way: list[st
     assert path.find(put_at(path, value, new)) == new
 
 
-@given(st.text(max_size=30))
+PIECES = st.sampled_from([".a", ".b", "['b']", "[0]", "[7]", "[*]", "..b", "[0:1]", "[?(@.b == 1)]", "x", "[", "]"])
+"""Of which paths are made, so that some of them are."""
+
+
+@given(st.text(max_size=30) | st.lists(PIECES, max_size=4).map("".join))
 def test_any_text_is_a_path_or_said_to_be_none(text: str):
     try:
         path = parse_path(f"${text}")
