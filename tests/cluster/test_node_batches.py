@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from lamina.cluster.data_port import FetchFailed
-from lamina.cluster.messages import DoneOnNode, JobOnNode, RunOnNode
+from lamina.cluster.messages import DoneOnNode, HeartbeatOnNode, JobOnNode, RunOnNode
 from lamina.cluster.node_batches import NodeBatches
 from lamina.cluster.value_fetcher import Fetched
 from lamina.core.actions import Action, DropJob, JobRef, StartBatch
-from lamina.core.events import BatchFinished
+from lamina.core.events import BatchFinished, Heartbeat
 from lamina.values.references import NodeRef
 from lamina.values.slot_refs import SlotReferences
 
@@ -71,6 +71,26 @@ def test_what_ends_after_its_session_is_told_to_none() -> None:
     world.batches.end_session(world.session)
     world.batches.on_finished(BatchFinished(started.batch_id, 5))
     assert world.said == []
+    world.references.close()
+
+
+def test_a_sign_of_life_is_for_the_leader_that_asked_for_the_job() -> None:
+    """Numbers of jobs are those of a leader's life: the next one may have given the same."""
+    world = World()
+    world.run(1, b"x")
+    old, first = next(one for one in world.told if isinstance(one, StartBatch)), world.session
+    world.batches.end_session(first)
+    world.session = SimpleNamespace(held={}, jobs={}, batches={}, send=lambda *frames: world.said.extend(frames))
+    world.batches.follow(world.session)
+    world.run(1, b"x")
+    new = [one for one in world.told if isinstance(one, StartBatch)][-1]
+    world.batches.on_heartbeat(Heartbeat("call", old.jobs[0].id))
+    assert world.said == []
+    world.batches.on_heartbeat(Heartbeat("call", new.jobs[0].id))
+    assert world.said == [HeartbeatOnNode("call", 10)]
+    for batch in (old, new):
+        world.batches.on_finished(BatchFinished(batch.batch_id, 5))
+    assert [type(one) for one in world.said] == [HeartbeatOnNode, DoneOnNode] and not world.batches._wire_ids
     world.references.close()
 
 

@@ -80,6 +80,7 @@ class NodeBatches:
         self._session: LeaderSession | None = None  #: that counts: nothing is said over another one
         self._batches: dict[int, NodeBatch] = {}  #: by this agent's own number
         self._calls: dict[str, _Call] = {}
+        self._wire_ids: dict[int, int] = {}  #: the leader's numbers of jobs, by this agent's own
         self._offered: dict[tuple[str, int], int] = {}  #: results of batches that are being committed, with their serials
         self._numbers = itertools.count(1)
 
@@ -144,6 +145,7 @@ class NodeBatches:
                     leaves.append((leaf, value))
             self.values.give(job, given.args, leaves, (given.tenant, given.traceparent))
             session.jobs[given.ref.id] = job.id
+            self._wire_ids[job.id] = given.ref.id
             self._open_call(session, job, given)
         batch.fetching = len(wanted)
         for ref, places in wanted.items():
@@ -213,6 +215,7 @@ class NodeBatches:
             batch.session.jobs.pop(wire_id, None)
         results = []
         for job in batch.action.jobs:
+            del self._wire_ids[job.id]
             results.append(self.values.take(job.id))
             call = self._calls.get(job.call_id)
             if call is not None:
@@ -282,10 +285,9 @@ class NodeBatches:
             self._forget(batch)
 
     def on_heartbeat(self, event: Heartbeat) -> None:
-        if self._session is not None:
-            wire_id = next((wire for wire, local in self._session.jobs.items() if local == event.job_id), None)
-            if wire_id is not None:
-                self._session.send(HeartbeatOnNode(event.call_id, wire_id, event.alive_only))
+        session, wire_id = self._session, self._wire_ids.get(event.job_id, -1)
+        if session is not None and session.jobs.get(wire_id) == event.job_id:  # not another one's of that number
+            session.send(HeartbeatOnNode(event.call_id, wire_id, event.alive_only))
 
     def on_spans(self, batch_id: int, spans: list[InnerSpan]) -> None:
         batch = self._batches.get(batch_id)

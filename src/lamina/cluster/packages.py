@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from lamina.errors import LoadFailed
-from lamina.sdk.model_bundle import is_bundle
+from lamina.sdk.model_bundle import DATA_MARK, is_bundle
 from lamina.values.references import ShmRef
 from lamina.values.slot_refs import SlotReferences
 
@@ -98,6 +98,8 @@ class PackageStore:
         for name in os.listdir(folder):  # of a life that ended while it unpacked
             if not _SHA256.fullmatch(name) and not _SHA256.fullmatch(name.removesuffix(FILES)):
                 shutil.rmtree(folder / name, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the disk is full: it may go on with what it has
+            (folder / DATA_MARK).touch()
         self._prune(())
 
     def stored(self) -> list[str]:

@@ -32,6 +32,8 @@ PREFIX = "models="
 PACKED = "models=packed"
 """Last part of the path of a bundle whose content lies beside it, in `PACKED_FILE`: its models are in folders below."""
 PACKED_FILE = "models.json"
+DATA_MARK = ".lamina-data"
+"""File in a folder of code that was taken in: it is no part of an app that lies above it."""
 MAX_ROWS = 1_024
 _SETTINGS: dict[str, type] = {"slo": str, "gpu": str, "cores": int, "batch": int, "instances": int, "memory_mib": int}
 _FIELDS = {"batch": "max_batch"}

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from lamina.cluster.packages import PackageStore
 from lamina.errors import BadValue
-from lamina.gateway.deploy.app_package import PackageLimits, pack, unpack
+from lamina.gateway.deploy.app_package import PackageLimits, pack, pack_around, unpack
 from tests.gateway.deploy.admin_fixture import zipped
 
 
@@ -109,3 +110,20 @@ def test_a_folder_comes_out_as_it_went_in_and_for_us_alone(tmp_path: Path) -> No
     unpack(body, tmp_path / "out")
     assert sorted(str(path.relative_to(tmp_path / "out")) for path in files(tmp_path / "out")) == ["app.py", "lib/m.py"]
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o700
+
+
+def test_what_others_keep_beside_an_app_is_no_part_of_it(tmp_path: Path) -> None:
+    """Else each server in turn would have other code for its agents, and all they have loaded would be loaded again; and a
+    virtual environment has more files than a package may have."""
+    app, environment = tmp_path / "app.py", tmp_path / "venv"
+    app.write_text("x = 1")
+    (environment / "lib").mkdir(parents=True)
+    (environment / "pyvenv.cfg").touch()
+    (environment / "lib" / "numpy.py").touch()
+    alone = pack_around(app, False)
+    assert alone == pack_around(app, False) and zipfile.ZipFile(io.BytesIO(alone[0])).namelist() == ["app.py"]
+    agent = tmp_path / "agent" / "packages"
+    PackageStore(agent, lambda body, folder: None)  # type: ignore[arg-type, return-value]
+    (agent / ("0" * 64)).mkdir()
+    (agent / ("0" * 64) / "app.py").write_text("x = 1")
+    assert pack_around(app, False) == alone

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fnmatch
 import hashlib
 import io
+import os
 import re
 import stat
 import sys
@@ -26,7 +28,7 @@ from msgspec import Struct
 
 from lamina.engines.app_environments import REQUIREMENT_FILES, own_environment
 from lamina.errors import BadValue, read_user_file
-from lamina.sdk.model_bundle import PACKED, PACKED_FILE, is_bundle, packed_bundle
+from lamina.sdk.model_bundle import DATA_MARK, PACKED, PACKED_FILE, is_bundle, packed_bundle
 from lamina.server.process_status import limit_address_space
 
 NAME_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
@@ -35,7 +37,9 @@ LEADER_LIMIT_S = 600.0
 UNPACK_MEMORY = 2**30
 WEIGHTS_BYTES = 8 * 2**20
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-_SKIPPED = {"__pycache__", ".git", ".venv", "node_modules"}
+_SKIPPED = {"__pycache__", "node_modules"}
+_MARKS = ("pyvenv.cfg", DATA_MARK)
+"""Files of folders that are no part of an app, wherever they lie: virtual environments, and what Lamina itself keeps."""
 
 
 class PackageLimits(Struct, frozen=True):
@@ -86,10 +90,16 @@ def _pack_models(target: str) -> tuple[bytes, str]:
 
 
 def _files_below(folder: Path, pattern: str) -> dict[str, Path]:
-    """Files of a folder by their names in a package, in order; nothing that is hidden, or made from others."""
-    found = sorted(one for one in folder.rglob(pattern) if one.is_file() and not _SKIPPED & set(one.relative_to(folder).parts))
-    names = {str(one.relative_to(folder)): one for one in found}
-    return {name: one for name, one in names.items() if not any(part.startswith(".") for part in Path(name).parts)}
+    """Files of a folder by their names in a package, in order; nothing that is hidden, made from others, or no part of an app."""
+    found: list[Path] = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [one for one in folders if not one.startswith(".") and one not in _SKIPPED and not _is_marked(place, one)]
+        found += [Path(place, one) for one in fnmatch.filter(names, pattern) if not one.startswith(".")]
+    return {str(one.relative_to(folder)): one for one in sorted(found) if one.is_file()}
+
+
+def _is_marked(*folder: str) -> bool:
+    return any(os.path.isfile(os.path.join(*folder, mark)) for mark in _MARKS)
 
 
 def _zip(files: dict[str, Path], texts: Mapping[str, bytes] = MappingProxyType({})) -> bytes:

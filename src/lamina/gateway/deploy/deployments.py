@@ -37,6 +37,7 @@ from lamina.gateway.deploy.traffic import TrafficControl, TrafficRules, parse_ru
 from lamina.gateway.routes.targets import TargetRegistry
 from lamina.ipc.confinement import Confinement
 from lamina.sdk.app import NAME_PATTERN, App
+from lamina.sdk.model_bundle import DATA_MARK
 from lamina.state.kv_state import adopt_scopes, owned_scope
 from lamina.store.base import Session
 from lamina.worker.app_manifest import AppManifest, TargetDescription, describe_app
@@ -362,6 +363,7 @@ class Deployments:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         try:
             await app_package.unpack_apart(body, folder)
+            (self._folder / DATA_MARK).touch()
             if not (folder / entry).is_file():
                 raise BadValue(f"lamina-entry: no {entry!r} in the package")
             served = await self._describe(app, number, tenant, folder / entry)
