@@ -7,15 +7,16 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from lamina.core.events import BatchFinished, CallCancelled, InstanceReady
-from lamina.core.policy import Decision, Defer, Start, View
+from lamina.core.events import BatchFinished, CallCancelled, DeviceJoined, InstanceReady
+from lamina.core.policy import Decision, Defer, LoadInstance, Start, View
 from lamina.core.scheduling.jobs import ActiveCall, Job
 from lamina.core.scheduling.queues import Order, Queue
 from lamina.core.waiting_lines import Rank, WaitingLines
 from lamina.core.workflow.flow import function_flow
 from lamina.types import NEVER_US, Call, Slo
-from tests.script import Script, a_function
+from tests.script import GPU, Script, a_function
 
 RUN = ActiveCall(Call("c", "f", 0), function_flow("f", Slo()), None)
 
@@ -123,8 +124,11 @@ class Queueing:
     def __init__(self, slot: tuple[int, int] | None = None) -> None:
         self.asked: list[str] = []
         self.slot = slot
+        self.loads: list[LoadInstance] = []
 
     def dispatch(self, view: View) -> Iterator[Decision]:
+        loads, self.loads = self.loads, []
+        yield from loads
         for function in sorted(view.waiting.values(), key=lambda one: one.queue.head().due_us):
             name, head = function.spec.name, function.queue.head()
             self.asked.append(name)
@@ -180,6 +184,21 @@ def test_no_function_is_asked_about_for_a_slot_behind_a_batch_that_is_over(scrip
     policy.asked.clear()
     script.at(701)
     assert policy.asked == []
+
+
+def test_a_function_is_not_asked_about_for_what_changes_where_it_is_only_being_loaded(script: Script):
+    policy = Queueing()
+    in_line(script, policy)
+    script.tell(DeviceJoined(replace(GPU, id="gpu1")))
+    policy.loads = [LoadInstance("f12", "gpu1"), LoadInstance("f1", "gpu1")]
+    script.arrives("urgent", target="f12", within_us=1_000)
+    policy.asked.clear()
+    script.tell(InstanceReady("f1-2"))
+    assert policy.asked == ["f1"], "it has begun on the new device"
+    script.tell(InstanceReady("f12-2"))
+    assert policy.asked == ["f1", "f12"], "it is in line there now"
+    script.tell(BatchFinished(2, 400))
+    assert policy.asked == ["f1", "f12", "f12"]
 
 
 @given(st.data())

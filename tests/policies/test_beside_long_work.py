@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from lamina.core.events import CallArrived
 from lamina.lab.experiments import has
+from lamina.policies import frontier
+from lamina.policies.frontier import explain
 from lamina.sim import scenario
 from lamina.sim.run import run
+from lamina.types import DeviceSpec, SliceLimits, Slo, call_for
+from tests.script import Script
+from tests.script import a_function as a_spec
 
 HEAD = '[scenario]\nseed = {seed}\nduration = "8s"\n[[device]]\nkind = "h200"\nprice = "3.60/h"\nowned = true\n'
 
@@ -85,3 +91,21 @@ def test_on_a_nearly_idle_device_a_function_that_needs_most_of_it_is_not_kept_ou
     cell = has._setting("four models", "mix", 2.0, times=2, gpus=1, seconds=10) | {"policy": "frontier", "seed": 2}
     rows = run(has.scenario_of(cell), "frontier").targets
     assert [row.target for row in rows if row.attainment < 0.99] == []
+
+
+def test_a_function_waits_for_the_blocking_rule_only_if_units_were_kept_from_itself(script: Script) -> None:
+    """In one event units are kept from a long batch, and another function waits for its own batch to end."""
+    limits = SliceLimits(batches_per_instance=1, sizes=(2, 4, 6))
+    device = DeviceSpec(id="gpu0", kind="gpu", units=8, memory_mib=1_000, limits=limits)
+    hasty = a_spec("hasty", share=0.75, slo=Slo(latency_us=50_000))
+    long = a_spec("long", share=0.5, slo=Slo(latency_us=900_000))
+    busy = a_spec("busy", share=0.25, slo=Slo(latency_us=1_000_000))
+    takes = {"hasty": 10_000, "long": lambda batch, units: 300_000 if units == 4 else 3_000_000, "busy": 30_000}
+    script.given(hasty, long, busy, devices=[device], policy=frontier.Policy(), takes=takes)
+    script.at(500_000).arrives("b1", target="busy", within_us=1_000_000)
+    script.tell(CallArrived(call_for("b2", "busy", 500_000, busy.slo), more_coming=True))
+    script.tell(CallArrived(call_for("l", "long", 500_000, long.slo)))
+    deferred = script.controller.state.deferred
+    assert {name: one.why for name, one in deferred.items()} == {"long": explain.BLOCKED, "busy": explain.NO_SLOT}
+    assert deferred["long"].until_us < 700_000, "others may need less soon"
+    assert deferred["busy"].until_us > 520_000, "and for this one nothing changes before its batch ends"

@@ -136,7 +136,11 @@ class BlockingRule:
         """`is_shed`: whether a device is asked for more than it can do, and a function for more of it than its share."""
         self._claims: dict[str, DeviceClaims] = {}
         self._is_shed = is_shed
-        self.blocked_us = -1  #: when units were last kept from a function
+        self.has_kept = False  #: units were kept from the batch that is being decided about
+
+    def begin_decision(self) -> None:
+        """What is asked from now on is for the next batch, maybe of another function."""
+        self.has_kept = False
 
     def kept_units(self, view: View, function: FunctionState, device: Device, free: int, at_us: int, time_us: int) -> int:
         """Units that a batch of the function, which holds its own from `at_us` on for `time_us`, must leave to others.
@@ -172,9 +176,10 @@ class BlockingRule:
         if is_idle:  # what could never run beside what is kept takes turns
             on_empty = place((), known.blocked_by(time_us), device.all_units, view.now_us)
             kept = kept if _fits_beside(view, function, device, on_empty) else 0
-        if kept & free:
-            self.blocked_us = view.now_us
-        return Kept(kept if kept & free else 0, has_time, is_idle, counts.longest_us)
+        if not kept & free:
+            return Kept(0, has_time, is_idle, counts.longest_us)
+        self.has_kept = True
+        return Kept(kept, has_time, is_idle, counts.longest_us)
 
     def limits_us(self, view: View, function: FunctionState, device: Device, longer_us: int, within_us: int) -> list[int]:
         """Times that a batch may hold its units for: up to each of them it blocks the same functions, so what must be left to

@@ -8,6 +8,7 @@ from heapq import heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
+from lamina.core.lifecycle import WARM
 from lamina.core.scheduling.jobs import Job
 from lamina.core.waiting_lines import WaitingLines
 from lamina.types import NEVER_US
@@ -163,7 +164,8 @@ class DispatchQueue:
         if decision.slot is not None:
             heappush(self._slots, decision.slot)
         if decision.rank is not None:
-            self._lines.add(name, decision.rank, function.instances_by_device)
+            warm = dict.fromkeys(one.device for one in function.instances.values() if one.phase is WARM)
+            self._lines.add(name, decision.rank, warm)  # where it loads, nothing that changes is for it
         elif not decision.ignore_devices:
             self._unranked.add(name)
         if decision.why:
