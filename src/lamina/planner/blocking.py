@@ -5,10 +5,11 @@ able to be?". Each function that is resident on the device and has an SLO tolera
 
     tolerance = SLO - its own time on the units it needs - margin
 
-until units are free for it. A batch that holds its units for longer than that, the way to the device and back included, and for
-longer than a few of the other's own batches take, may not take the units such a function would need: for each of them a block of
-the size it runs on must be free, or become free within its tolerance, beside this batch and the blocks kept for the others. (What
-starts there next is booked, and makes its own way while the batch before it runs.) How many blocks are kept for one follows its
+until units are free for it. (A step of a workflow that is called has its part of the SLO of that, beside all that are no steps of
+it: `StepGoals`.) A batch that holds its units for longer than that, the way to the device and back included, and for longer than
+a few of the other's own batches take, may not take the units such a function would need: for each of them a block of the size it
+runs on must be free, or become free within its tolerance, beside this batch and the blocks kept for the others. (What starts
+there next is booked, and makes its own way while the batch before it runs.) How many blocks are kept for one follows its
 demand: as many as its calls keep busy, rejected ones included, and at least one. A function whose jobs have most of their time
 left takes what others do not need; after that it insists on an equal share of the device, so that under overload no function is
 kept out by what others ask for. A function counts while it has been called lately or has a standing instance, and has no free
@@ -33,7 +34,6 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from itertools import tee
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -44,6 +44,7 @@ from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.slots import gives_way
 from lamina.core.scheduling.state import Batch, FunctionState
 from lamina.core.unit_blocks import aligned_starts, find_block
+from lamina.planner.function_goals import StepGoals
 from lamina.types import NEVER_US
 
 FRESH_US = 20_000
@@ -89,6 +90,7 @@ class Claim(NamedTuple):
     blocks: int
     home: int = 0
     own_us: int = 0  #: what its own batches take
+    workflow: str = ""  #: whose step it is, where that is what the tolerance follows from
 
 
 class Holding(NamedTuple):
@@ -105,6 +107,7 @@ class BlockingRule:
         """`is_shed`: whether a device is asked for more than it can do, and a function for more of it than its share."""
         self._claims: dict[str, DeviceClaims] = {}
         self._is_shed = is_shed
+        self.step_goals = StepGoals()  #: what functions are to keep as steps of workflows
         self.blocked_us = -1  #: when units were last kept from a function
 
     def kept_units(self, view: View, function: FunctionState, device: Device, free: int, at_us: int, time_us: int) -> int:
@@ -117,24 +120,31 @@ class BlockingRule:
         known = self._claims_on(view, device)
         if not known.least_us or known.least_us[0][0] >= time_us:
             return 0
-        name, host, is_shed = function.spec.name, device.spec.id, self._is_shed
-        urgent: Iterator[Claim] = (  # found as they are asked for: of thousands, the first few may want all units
+        urgent = self._urgent_claims(view, function, device, time_us)
+        held = [Holding(batch.mask, _end_us(batch)) for batch in (view.batches[number] for number in device.running)]
+        kept = keep_units(device.spec.units, device.spec.limits.aligned, held, urgent, free, at_us)
+        if not kept & free or self._takes_turn(view, function, device, time_us):
+            return 0
+        self.blocked_us = view.now_us
+        return kept
+
+    def _urgent_claims(self, view: View, function: FunctionState, device: Device, time_us: int) -> Iterator[Claim]:
+        """Claims that a batch of that time must leave units to, found as they are asked for: of thousands, the first few may want
+        all units."""
+        known, name, host, is_shed = self._claims_on(view, device), function.spec.name, device.spec.id, self._is_shed
+        urgent: Iterator[Claim] = (
             claim
             for claim in known.blocked_by(time_us)
-            if claim.function != name and (claim.home or not is_shed(host, claim.function))
+            if claim.function != name
+            and (claim.home or not is_shed(host, claim.function))
+            and not (claim.workflow and self.step_goals.is_step(name, claim.workflow))  # a run does not wait for itself
         )
         if len(view.devices) > 1:
             urgent = (claim for claim in urgent if not _has_room_elsewhere(view, claim, device))
         if not _has_time(view, function, time_us):
             share = device.spec.units / known.count_with(name)
             urgent = (claim._replace(blocks=max(1, min(claim.blocks, int(share / claim.units + 0.5)))) for claim in urgent)
-        urgent, again = tee(urgent)
-        held = [Holding(batch.mask, _end_us(batch)) for batch in (view.batches[number] for number in device.running)]
-        kept = keep_units(device.spec.units, device.spec.limits.aligned, held, urgent, free, at_us)
-        if not kept & free or self._takes_turn(view, function, device, again, time_us):
-            return 0
-        self.blocked_us = view.now_us
-        return kept
+        return urgent
 
     def limits_us(self, view: View, function: FunctionState, device: Device, longer_us: int, within_us: int) -> list[int]:
         """Times that a batch may hold its units for: up to each of them it blocks the same functions, so what must be left to
@@ -190,21 +200,35 @@ class BlockingRule:
         if known is None:
             known = self._claims[device.spec.id] = DeviceClaims()
         if known.until_us <= view.now_us:
-            known.refresh(view, device)
+            known.refresh(view, device, self.step_goals)
         return known
 
-    def _takes_turn(self, view: View, function: FunctionState, device: Device, urgent: Iterable[Claim], time_us: int) -> bool:
+    def _takes_turn(self, view: View, function: FunctionState, device: Device, time_us: int) -> bool:
         """Whether it could never run beside what is kept, and has left the device alone for long enough."""
-        spec, limits = device.spec, device.spec.limits
-        kept = keep_units(spec.units, limits.aligned, (), urgent, device.all_units, view.now_us)
-        least = function.spec.units_on(spec)  # without an SLO it gets what it asks for
-        if function.spec.slo.latency_us and view.picks_slice_size and not limits.soft:
-            least = min(limits.sizes, default=1)
-        left = device.all_units & ~kept
-        if any(left & block == block for block in _blocks(least, spec.units, limits.aligned)):
+        mine = [one for one in function.instances.values() if one.device == device.spec.id]
+        if any(one.running or one.last_used_us + TURN * time_us > view.now_us for one in mine):
             return False
-        mine = [one for one in function.instances.values() if one.device == spec.id]
-        return all(not one.running and one.last_used_us + TURN * time_us <= view.now_us for one in mine)
+        return not self._fits_beside(view, function, device, time_us)
+
+    def _fits_beside(self, view: View, function: FunctionState, device: Device, time_us: int) -> bool:
+        """Whether one of its jobs could run on the empty device beside what is kept. On fewer units it takes longer, so more may
+        be kept from it, until nothing is left or no more is asked for."""
+        spec, limits, name = device.spec, device.spec.limits, function.spec.name
+        least = most = function.spec.units_on(spec)  # without an SLO it gets what it asks for
+        if function.spec.slo.latency_us and view.picks_slice_size and not limits.soft:
+            least, most = min(limits.sizes, default=1), spec.units
+        sizes = [size for size in limits.sizes or range(least, most + 1) if least <= size <= most]
+        cores = function.spec.cores_on(spec) if spec.cores else 0
+        while True:
+            urgent = self._urgent_claims(view, function, device, time_us)
+            left = device.all_units & ~keep_units(spec.units, limits.aligned, (), urgent, device.all_units, view.now_us)
+            units = next((size for size in reversed(sizes) if find_block(left, size, limits.aligned, spec.units)), 0)
+            if not units:
+                return False
+            own_us = view.latency_us(name, device, 1, units, cores) + device.way_us
+            if own_us <= time_us:
+                return True
+            time_us = own_us
 
 
 def is_pressed(left_us: int, time_us: int, way_us: int) -> bool:
@@ -369,14 +393,14 @@ class DeviceClaims:
         """How many functions have claims, with this one."""
         return len(self.found) + (name not in self._by_function)
 
-    def refresh(self, view: View, device: Device) -> None:
+    def refresh(self, view: View, device: Device, step_goals: StepGoals) -> None:
         self.until_us = view.now_us + FRESH_US
         if not self._to_do:
             self._to_do = list(dict.fromkeys(view.instances[instance].function for instance in reversed(device.instances)))
             for name in self._by_function.keys() - set(self._to_do):
                 self.replace(name, None)
         for name in self._to_do[-MOST_AT_ONCE:]:
-            self.replace(name, _claim(view, view.functions[name], device))
+            self.replace(name, _claim(view, view.functions[name], device, step_goals.tightest(view.now_us, name)))
         del self._to_do[-MOST_AT_ONCE:]
 
     def replace(self, name: str, claim: Claim | None) -> None:
@@ -400,11 +424,14 @@ def _blocking_us(claim: Claim) -> int:
     return max(claim.tolerance_us, PEER * claim.own_us)
 
 
-def _claim(view: View, function: FunctionState, device: Device) -> Claim | None:
-    """On the slice it asks for, or a larger one where that takes more than half of the SLO for one job. None without an SLO or a
-    warm instance, or if it was not called lately; and none if it would be late even alone: what cannot be kept blocks nothing."""
+def _claim(view: View, function: FunctionState, device: Device, as_step: tuple[int, str]) -> Claim | None:
+    """On the slice it asks for, or a larger one where that takes more than half of the SLO for one job. `as_step`: its part of
+    the SLO of a workflow, and which one. None without an SLO or a warm instance, or if it was not called lately; and none if it
+    would be late even alone: what cannot be kept blocks nothing."""
     spec, where, arrivals = function.spec, device.spec, function.arrivals
-    slo_us = spec.slo.latency_us
+    slo_us, workflow = spec.slo.latency_us, ""
+    if as_step[0] and (not slo_us or as_step[0] < slo_us):
+        slo_us, workflow = as_step
     called = arrivals.last_us >= 0 and view.now_us - arrivals.last_us <= LATELY_US
     if not slo_us or not (called or spec.scale.min > 0):
         return None
@@ -435,4 +462,4 @@ def _claim(view: View, function: FunctionState, device: Device) -> Claim | None:
             batch_us = view.latency_us(spec.name, device, batch, units, cores) or alone_us
     blocks = max(1, math.ceil(HEADROOM * (batch_us + device.way_us) / (batch * gap_us))) if gap_us < NEVER_US else 1
     tolerance_us = int(slo_us * (1 - SAFETY)) - batch_us
-    return Claim(max(0, tolerance_us), spec.name, units, min(blocks, max(1, where.units // units)), home, batch_us)
+    return Claim(max(0, tolerance_us), spec.name, units, min(blocks, max(1, where.units // units)), home, batch_us, workflow)
