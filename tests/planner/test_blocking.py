@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import Batch, FunctionState
 from lamina.core.unit_blocks import aligned_starts
+from lamina.core.workflow.flow import Flow, Task
 from lamina.planner import blocking
 from lamina.planner.blocking import PEER, TURN, BlockingRule, Claim, DeviceClaims, Holding, is_pressed, keep_units
+from lamina.planner.function_goals import LATELY_US
+from lamina.policies import frontier
 from lamina.types import DeviceSpec, SliceLimits, Slo
 from tests.script import Script, a_function
 
@@ -183,6 +186,39 @@ def test_a_function_that_fits_beside_nothing_starts_once_it_has_left_the_device_
         view.advance(instance.last_used_us + after_us)
         kept.append(rule.kept_units(view, state.functions["whole"], host, host.all_units, view.now_us, 100_000).bit_count())
     assert kept == [2, 2, 0]
+
+
+def test_what_takes_longer_on_the_units_that_are_left_and_then_leaves_none_takes_turns_too(script: Script):
+    """On the whole device it is over before the calm one minds, and beside the hasty one there is half of it. But on that half it
+    takes twice as long, and the calm one wants the other half then: it would never start, on an idle device."""
+    device = DeviceSpec(id="gpu0", kind="gpu", units=8, memory_mib=1_000, limits=SliceLimits(batches_per_instance=0))
+    slos = {"hasty": Slo(latency_us=30_000), "calm": Slo(latency_us=150_000), "wide": Slo(latency_us=60_000_000)}
+    takes = {"hasty": 2_000, "calm": 20_000, "wide": lambda batch, units: 720_000 // units}
+    functions = [a_function(name, share=0.5, slo=slo) for name, slo in slos.items()]
+    script.given(*functions, devices=[device], takes=takes, policy=frontier.Policy())
+    script.at(100_000).arrives("w", target="wide", within_us=60_000_000)
+    assert script.at(2_000_000).batches
+
+
+def test_a_step_of_a_workflow_has_its_part_of_the_slo_beside_all_that_are_no_steps_of_it(script: Script):
+    """Steps of 10 and 30 ms, and 200 ms for both; before the first call nothing is kept for them."""
+    device = DeviceSpec(id="gpu0", kind="gpu", units=8, memory_mib=1_000, limits=SliceLimits(batches_per_instance=0))
+    page = Flow("page", {"a": Task("a", "first", ("b",)), "b": Task("b", "second")}, ("a",), Slo(latency_us=200_000))
+    names = {"first": 10_000, "second": 30_000, "long": 300_000}
+    script.given(*(a_function(name, share=0.25) for name in names), flows=[page], devices=[device], takes=names)
+    state, view, host = script.controller.state, script.controller.view, script.controller.state.devices["gpu0"]
+    before, rule = BlockingRule(), BlockingRule()
+    assert not before.claims(view, host)
+    rule.step_goals.on_call_arrived(view, page)
+    claims = {claim.function: claim.tolerance_us for claim in rule.claims(view, host)}
+    assert claims == {"first": 37_500, "second": 112_500}
+    kept = {
+        name: rule.kept_units(view, state.functions[name], host, host.all_units, view.now_us, 300_000).bit_count()
+        for name in ("long", "second")
+    }
+    assert kept == {"long": 4, "second": 0}, "a run does not wait for itself"
+    view.advance(LATELY_US + 1)
+    assert not rule.claims(view, host), "it has not been called for long"
 
 
 def test_nothing_is_kept_for_what_is_shed_but_a_home_is(script: Script):

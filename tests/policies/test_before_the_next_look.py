@@ -122,6 +122,19 @@ def test_what_may_wait_is_not_given_up_beside_a_device_that_does_not_pay():
     assert row(simulated(*parts, noise=0.0), "f").attainment > 0.9
 
 
+def test_a_device_that_does_not_pay_is_taken_while_its_own_time_is_left():
+    """The dear one takes three times as long: what waits until two batches of the cheap one are left is late on it."""
+    times = {"cheap": {1: [2]}, "dear": {1: [6]}}
+    parts = (
+        device(1, kind="cheap", more='price = "1/h"'),
+        device(4, kind="dear", more='price = "90/h"'),
+        function("f", times, slo="8ms", scale="{ min = 2 }", load="1ms", share="1/4"),
+        load("f", rate=400, start="0.3s"),
+    )
+    summary = simulated(*parts, noise=0.0)
+    assert row(summary, "f").attainment > 0.95 and not row(summary, "f").failed
+
+
 def test_late_batches_leave_room_for_calls_that_can_still_be_in_time():
     """Late answers are wanted too, but thirty-two of them at once keep the device for longer than a call has."""
     more = {"slo": "{ latency = '20ms', on_miss = 'serve' }", "max_batch": 32, "scale": "{ min = 1, max = 1 }", "load": "400ms"}

@@ -33,6 +33,7 @@ INTERACTIVE = a_function(
     "interactive", "1/4", "25ms", 16, "batch = [1, 4, 16]\np50_ms.3 = [1.5, 2.2, 5.2]\np50_ms.15 = [0.9, 1.0, 1.7]"
 )
 LONG = a_function("long", "1/2", "", 1, "batch = [1]\np50_ms.7 = [260]")
+STEPS = (("detect", "5.7, 12.5", "2.8, 6.1"), ("read", "9.1, 20", "4.4, 9.7"))
 TWINS = [a_function(name, "1/2", "60s", 1, "batch = [1]\np50_ms.7 = [40]\np50_ms.15 = [20]") for name in ("left", "right")]
 
 
@@ -52,6 +53,24 @@ def test_others_that_claim_to_keep_slos_leave_an_interactive_function_a_way_to_s
     by_target = {row.target: row for row in run(scenario.parse(text), policy).targets}
     assert by_target["interactive"].attainment >= 0.99  # 1 and 12 % without the rule
     assert by_target["long"].answered == by_target["long"].offered
+
+
+@pytest.mark.parametrize(("policy", "least"), [("frontier", 0.97), ("edf", 0.9)])
+@pytest.mark.parametrize("long_slo", ["", "3s"])
+def test_a_workflow_keeps_its_slo_beside_long_batches_though_its_functions_state_none(
+    policy: str, least: float, long_slo: str
+) -> None:
+    """4 and 0 % before: nothing was kept for its steps, and work on other units counted as ahead of it."""
+    rows = "batch = [1, 4]\np50_ms.{} = [{}]\np50_ms.{} = [{}]"
+    parts = [a_function(name, "1/4", "", 4, rows.format(3, times, 15, fast)) for name, times, fast in STEPS]
+    long = a_function("long", "1/2", long_slo, 1, "batch = [1]\np50_ms.1 = [600]\np50_ms.7 = [190]\np50_ms.15 = [140]")
+    page = '[[workflow]]\nname = "page"\nslo = "60ms"\nstep = [{ name = "a", function = "detect" }, '
+    page += '{ name = "b", function = "read", after = ["a"] }]\n'
+    callers = '[[load]]\ntarget = "long"\nshape = "closed"\nclients = 4\nstart = "1s"\n'
+    text = HEAD.format(seed=1) + "".join(parts) + long + page + a_load("page", 60) + callers
+    by_target = {row.target: row for row in run(scenario.parse(text), policy).targets}
+    assert by_target["page"].attainment >= least
+    assert by_target["long"].attainment == 1.0 and by_target["long"].answered >= 30
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])

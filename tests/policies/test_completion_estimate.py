@@ -15,6 +15,7 @@ from lamina.core.events import InstanceReady, Tick
 from lamina.core.policy import Decision, LoadInstance, Start, View
 from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState
+from lamina.core.workflow.flow import Flow, Task
 from lamina.policies import edf, frontier
 from lamina.types import DeviceSpec, SliceLimits, Slo
 from tests.script import GPU, Script, a_function
@@ -172,3 +173,30 @@ def test_batches_ahead_take_what_they_usually_do_and_the_last_what_is_planned_wi
     each_us = min(10 * MS, 8 * MS + way_us)
     first_us = max(batch.slice_free_us for batch in state.batches.values()) - script.now_us
     assert found == pytest.approx(first_us + ahead * each_us + 10 * MS, abs=way_us + 100)
+
+
+def test_an_instance_that_is_being_loaded_serves_nothing_of_a_long_queue_before_it_is_there():
+    """A hundred batches, and a second place in a second: until then there is one lane."""
+    script = Script()
+    places = [replace(GPU, id=f"g{number}") for number in range(2)]
+    script.given(a_function(), devices=places, policy=Start1(), takes={"f": 10 * MS}, loads={"f": 1_000 * MS})
+    script.controller._cluster.load_instance(LoadInstance("f", "g1"))
+    script.arrives(*[f"c{number}" for number in range(90)])
+    view, function = script.controller.view, script.controller.state.functions["f"]
+    assert estimate_us(view, function) == pytest.approx(910 * MS, rel=0.02)
+    script.arrives(*[f"d{number}" for number in range(100)])
+    assert estimate_us(view, function) == pytest.approx((1_000 + 910 // 2) * MS, rel=0.05)
+
+
+def test_a_workflow_does_not_wait_for_work_that_runs_on_other_units(script: Script):
+    """Half of the device is busy for a second, the other half is free."""
+    page = Flow("page", {"a": Task("a", "f", ("b",)), "b": Task("b", "f")}, ("a",), Slo(latency_us=100 * MS))
+    functions = a_function("f", share=0.25), a_function("long", share=0.5)
+    script.given(*functions, flows=[page], devices=[MANY], policy=Start1(1), takes={"f": 5 * MS, "long": 1_000 * MS})
+    script.arrives("l", target="long")
+    assert len(script.running) == 1
+    estimator, view = frontier.Policy()._estimator, script.controller.view
+    assert estimator.workflow_estimate_us(view, page, 100 * MS, is_overloaded=False) == 10 * MS
+    script.controller.policy.starts = 1  # and now on the other half
+    script.arrives("m", target="long")
+    assert estimator.workflow_estimate_us(view, page, 100 * MS, is_overloaded=False) >= 1_000 * MS

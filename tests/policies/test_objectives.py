@@ -92,6 +92,12 @@ def test_for_the_least_latency_a_job_waits_for_more_units_if_it_is_done_sooner()
     assert small.mean_ms < 0.5 * 41
 
 
+def test_for_the_least_latency_a_crowd_is_not_served_one_by_one_on_the_whole_device():
+    """A call takes 4 ms on all units and 34 on one. Of 350 a second fifteen at once are served in time, one after another not."""
+    found = row(a_function("f", 10, "1s", "latency", most=1) + a_load("f", 350))
+    assert found.attainment > 0.99
+
+
 def test_an_objective_is_checked_wherever_it_is_stated():
     with pytest.raises(BadValue, match="objective: 'speed' is no objective"):
         App("a").function(objective="speed")  # type: ignore[arg-type]

@@ -18,8 +18,9 @@ from lamina.sim.hardware_model import WayModel
 from lamina.sim.run import run
 from lamina.sim.scenario import Scenario
 from lamina.sim.summary import Summary
+from lamina.types import DeviceSpec
 from tests.policies.test_completion_estimate import estimate_us
-from tests.script import BIG_GPU, Script, a_function
+from tests.script import BIG_GPU, GPU, Script, a_function
 
 WORLD = """
 [scenario]
@@ -156,9 +157,9 @@ def test_every_step_of_a_workflow_makes_the_way(policy: str):
 MS = 1_000
 
 
-def far_away(script: Script, way_us: int) -> Script:
+def far_away(script: Script, way_us: int, device: DeviceSpec = BIG_GPU) -> Script:
     """A device that far away, as thirty batches have taught, and nothing to do."""
-    script.given(a_function(), devices=[BIG_GPU], takes={"f": 10 * MS}, policy=frontier.Policy())
+    script.given(a_function(), devices=[device], takes={"f": 10 * MS}, policy=frontier.Policy())
     for number in range(30):
         script.at(number * 100 * MS).arrives(f"c{number}")
         script.at(script.now_us + 10 * MS + way_us).finishes(took_us=10 * MS)
@@ -186,3 +187,13 @@ def test_units_that_come_back_sooner_than_the_way_are_taken_by_the_way(script: S
     script.at(script.now_us + 12 * MS)
     function = script.controller.state.functions["f"]
     assert estimate_us(script.controller.view, function) >= 13 * MS
+
+
+def test_over_a_long_way_a_slice_serves_no_more_than_two_batches_in_the_time_of_the_way(script: Script):
+    """One runs, one is booked behind it, and the next is sent when the first is known to have ended: a row of short batches takes
+    as long as the way lets it."""
+    far_away(script, 30 * MS, GPU)
+    view, function = script.controller.view, script.controller.state.functions["f"]
+    script.arrives(*[f"w{number}" for number in range(12)], within_us=5_000 * MS)
+    waits = len(function.queue)
+    assert estimate_us(view, function) >= waits * (30 + 10) * MS // 2

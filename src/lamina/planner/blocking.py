@@ -5,10 +5,11 @@ able to be?". Each function that is resident on the device and has an SLO tolera
 
     tolerance = SLO - its own time on the units it needs - margin
 
-until units are free for it. A batch that holds its units for longer than that, the way to the device and back included, and for
-longer than a few of the other's own batches take, may not take the units such a function would need: for each of them a block of
-the size it runs on must be free, or become free within its tolerance, beside this batch and the blocks kept for the others. (What
-starts there next is booked, and makes its own way while the batch before it runs.) How many blocks are kept for one follows its
+until units are free for it. (A step of a workflow that is called has its part of the SLO of that, beside all that are no steps of
+it: `StepGoals`.) A batch that holds its units for longer than that, the way to the device and back included, and for longer than
+a few of the other's own batches take, may not take the units such a function would need: for each of them a block of the size it
+runs on must be free, or become free within its tolerance, beside this batch and the blocks kept for the others. (What starts
+there next is booked, and makes its own way while the batch before it runs.) How many blocks are kept for one follows its
 demand: as many as its calls keep busy, rejected ones included, and at least one. A function whose jobs have most of their time
 left takes what others do not need; after that it insists on an equal share of the device, so that under overload no function is
 kept out by what others ask for. A function counts while it has been called lately or has a standing instance, and has no free
@@ -33,7 +34,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -44,6 +45,7 @@ from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.slots import gives_way
 from lamina.core.scheduling.state import Batch, FunctionState
 from lamina.core.unit_blocks import aligned_starts, find_block
+from lamina.planner.function_goals import StepGoals
 from lamina.types import NEVER_US
 
 FRESH_US = 20_000
@@ -89,6 +91,7 @@ class Claim(NamedTuple):
     blocks: int
     home: int = 0
     own_us: int = 0  #: what its own batches take
+    workflow: str = ""  #: whose step it is, where that is what the tolerance follows from
 
 
 class Holding(NamedTuple):
@@ -105,24 +108,29 @@ class Kept(NamedTuple):
     has_time: bool
     is_idle: bool
     longest_us: int  #: batches longer than that block all the functions that it is kept for
+    fits_us: int  #: what one job takes beside it on an empty device, if that was asked for
 
 
-NOTHING = Kept(0, False, False, 0)
+NOTHING = Kept(0, False, False, 0, 0)
 
 
 @dataclass(slots=True)
 class _Relevance:
-    """Which claims count against a batch of a function: not its own, nor those of what is shed or has room elsewhere."""
+    """Which claims count against a batch of a function: not its own, nor those of its workflow or of what is shed or has room
+    elsewhere."""
 
     view: View
     name: str
     device: Device
     is_shed: Callable[[str, str], bool]
+    step_goals: StepGoals
     longest_us: int = 0  #: batches longer than that block all those that counted
 
     def __call__(self, claim: Claim) -> bool:
         if claim.function == self.name or not (claim.home or not self.is_shed(self.device.spec.id, claim.function)):
             return False
+        if claim.workflow and self.step_goals.is_step(self.name, claim.workflow):
+            return False  # a run does not wait for itself
         if len(self.view.devices) > 1 and _has_room_elsewhere(self.view, claim, self.device):
             return False
         self.longest_us = max(self.longest_us, _blocking_us(claim))
@@ -136,6 +144,7 @@ class BlockingRule:
         """`is_shed`: whether a device is asked for more than it can do, and a function for more of it than its share."""
         self._claims: dict[str, DeviceClaims] = {}
         self._is_shed = is_shed
+        self.step_goals = StepGoals()  #: what functions are to keep as steps of workflows
         self.has_kept = False  #: units were kept from the batch that is being decided about
 
     def begin_decision(self) -> None:
@@ -163,23 +172,54 @@ class BlockingRule:
         for one in function.instances.values():
             if one.segment_us and one.device == device.spec.id and gives_way(function, one):
                 return NOTHING
-        known, spec = self._claims_on(view, device), device.spec
+        known = self._claims_on(view, device)
         if not known.least_us or known.least_us[0][0] >= time_us:
             return NOTHING
-        has_time = _has_time(view, function, time_us)
-        share = 0.0 if has_time else spec.units / known.count_with(function.spec.name)
-        counts = _Relevance(view, function.spec.name, device, self._is_shed)
-        place = partial(keep_units, spec.units, spec.limits.aligned, share=share, counts=counts)
+        counts = _Relevance(view, function.spec.name, device, self._is_shed, self.step_goals)
         held = [Holding(batch.mask, _end_us(batch)) for batch in (view.batches[number] for number in device.running)]
-        kept = place(held, known.blocked_by(time_us), free, at_us)
+        kept = self._place(view, function, device, counts, held, free, at_us, time_us)
         is_idle = kept & free != 0 and _is_idle(view, function, device, time_us)
-        if is_idle:  # what could never run beside what is kept takes turns
-            on_empty = place((), known.blocked_by(time_us), device.all_units, view.now_us)
-            kept = kept if _fits_beside(view, function, device, on_empty) else 0
-        if not kept & free:
-            return Kept(0, has_time, is_idle, counts.longest_us)
+        fits_us = self._fits_beside_us(view, function, device, counts, time_us) if is_idle else 0
+        if not kept & free or (is_idle and not fits_us):  # what could never run beside what is kept takes turns
+            return Kept(0, _has_time(view, function, time_us), is_idle, counts.longest_us, 0)
         self.has_kept = True
-        return Kept(kept, has_time, is_idle, counts.longest_us)
+        return Kept(kept, _has_time(view, function, time_us), is_idle, counts.longest_us, fits_us)
+
+    def _place(
+        self,
+        view: View,
+        function: FunctionState,
+        device: Device,
+        counts: _Relevance,
+        held: Iterable[Holding],
+        free: int,
+        at_us: int,
+        time_us: int,
+    ) -> int:
+        """Units kept for the claims that a batch of that time would block, where these are held."""
+        known, spec = self._claims_on(view, device), device.spec
+        share = 0.0 if _has_time(view, function, time_us) else spec.units / known.count_with(function.spec.name)
+        claims = known.blocked_by(time_us)
+        return keep_units(spec.units, spec.limits.aligned, held, claims, free, at_us, share=share, counts=counts)
+
+    def _fits_beside_us(self, view: View, function: FunctionState, device: Device, counts: _Relevance, time_us: int) -> int:
+        """What one of its jobs takes on the empty device beside what is kept; 0 if it has no place there. On fewer units it takes
+        longer, so more may be kept from it, until nothing is left or no more is asked for."""
+        spec, limits, name = device.spec, device.spec.limits, function.spec.name
+        least = most = function.spec.units_on(spec)  # without an SLO it gets what it asks for
+        if function.spec.slo.latency_us and view.picks_slice_size and not limits.soft:
+            least, most = min(limits.sizes, default=1), spec.units
+        sizes = [size for size in limits.sizes or range(least, most + 1) if least <= size <= most]
+        cores = function.spec.cores_on(spec) if spec.cores else 0
+        while True:
+            left = device.all_units & ~self._place(view, function, device, counts, (), device.all_units, view.now_us, time_us)
+            units = next((size for size in reversed(sizes) if find_block(left, size, limits.aligned, spec.units)), 0)
+            if not units:
+                return 0
+            own_us = view.latency_us(name, device, 1, units, cores) + device.way_us
+            if own_us <= time_us:
+                return max(1, own_us)
+            time_us = own_us
 
     def limits_us(self, view: View, function: FunctionState, device: Device, longer_us: int, within_us: int) -> list[int]:
         """Times that a batch may hold its units for: up to each of them it blocks the same functions, so what must be left to
@@ -235,7 +275,7 @@ class BlockingRule:
         if known is None:
             known = self._claims[device.spec.id] = DeviceClaims()
         if known.until_us <= view.now_us:
-            known.refresh(view, device)
+            known.refresh(view, device, self.step_goals)
         return known
 
 
@@ -260,19 +300,9 @@ def _is_idle(view: View, function: FunctionState, device: Device, time_us: int) 
     return all(not one.running and one.last_used_us + TURN * time_us <= view.now_us for one in mine)
 
 
-def _fits_beside(view: View, function: FunctionState, device: Device, kept: int) -> bool:
-    """Whether a batch of the function has a place beside what is kept, on a device where nothing runs."""
-    spec, limits = device.spec, device.spec.limits
-    least = function.spec.units_on(spec)  # without an SLO it gets what it asks for
-    if function.spec.slo.latency_us and view.picks_slice_size and not limits.soft:
-        least = min(limits.sizes, default=1)
-    left = device.all_units & ~kept
-    return any(left & block == block for block in _blocks(least, spec.units, limits.aligned))
-
-
 def _holds_for(kept: Kept, view: View, function: FunctionState, device: Device, time_us: int) -> bool:
     """Whether a shorter batch must leave the same: it blocks the same functions, and has the same rights."""
-    if kept.longest_us >= time_us or kept.has_time != _has_time(view, function, time_us):
+    if kept.longest_us >= time_us or kept.fits_us > time_us or kept.has_time != _has_time(view, function, time_us):
         return False
     return not kept.units or kept.is_idle == _is_idle(view, function, device, time_us)
 
@@ -437,14 +467,14 @@ class DeviceClaims:
         """How many functions have claims, with this one."""
         return len(self.found) + (name not in self._by_function)
 
-    def refresh(self, view: View, device: Device) -> None:
+    def refresh(self, view: View, device: Device, step_goals: StepGoals) -> None:
         self.until_us = view.now_us + FRESH_US
         if not self._to_do:
             self._to_do = list(dict.fromkeys(view.instances[instance].function for instance in reversed(device.instances)))
             for name in self._by_function.keys() - set(self._to_do):
                 self.replace(name, None)
         for name in self._to_do[-MOST_AT_ONCE:]:
-            self.replace(name, _claim(view, view.functions[name], device))
+            self.replace(name, _claim(view, view.functions[name], device, step_goals.tightest(view.now_us, name)))
         del self._to_do[-MOST_AT_ONCE:]
 
     def replace(self, name: str, claim: Claim | None) -> None:
@@ -468,11 +498,14 @@ def _blocking_us(claim: Claim) -> int:
     return max(claim.tolerance_us, PEER * claim.own_us)
 
 
-def _claim(view: View, function: FunctionState, device: Device) -> Claim | None:
-    """On the slice it asks for, or a larger one where that takes more than half of the SLO for one job. None without an SLO or a
-    warm instance, or if it was not called lately; and none if it would be late even alone: what cannot be kept blocks nothing."""
+def _claim(view: View, function: FunctionState, device: Device, as_step: tuple[int, str]) -> Claim | None:
+    """On the slice it asks for, or a larger one where that takes more than half of the SLO for one job. `as_step`: its part of
+    the SLO of a workflow, and which one. None without an SLO or a warm instance, or if it was not called lately; and none if it
+    would be late even alone: what cannot be kept blocks nothing."""
     spec, where, arrivals = function.spec, device.spec, function.arrivals
-    slo_us = spec.slo.latency_us
+    slo_us, workflow = spec.slo.latency_us, ""
+    if as_step[0] and (not slo_us or as_step[0] < slo_us):
+        slo_us, workflow = as_step
     called = arrivals.last_us >= 0 and view.now_us - arrivals.last_us <= LATELY_US
     if not slo_us or not (called or spec.scale.min > 0):
         return None
@@ -503,4 +536,4 @@ def _claim(view: View, function: FunctionState, device: Device) -> Claim | None:
             batch_us = view.latency_us(spec.name, device, batch, units, cores) or alone_us
     blocks = max(1, math.ceil(HEADROOM * (batch_us + device.way_us) / (batch * gap_us))) if gap_us < NEVER_US else 1
     tolerance_us = int(slo_us * (1 - SAFETY)) - batch_us
-    return Claim(max(0, tolerance_us), spec.name, units, min(blocks, max(1, where.units // units)), home, batch_us)
+    return Claim(max(0, tolerance_us), spec.name, units, min(blocks, max(1, where.units // units)), home, batch_us, workflow)

@@ -75,6 +75,7 @@ class Policy:
             estimate_us = self._estimator.estimate_us(view, view.functions[flow.sole_task.function], allowed_us, within_us)
         else:
             self._estimator.backlog.on_call_arrived(flow, call)
+            self._blocking.step_goals.on_call_arrived(view, flow)
             estimate_us = self._estimator.workflow_estimate_us(view, flow, allowed_us, is_overloaded=False)
         needed_us = int(estimate_us * (1 + self.margin)) + margin_us if estimate_us else 0
         if needed_us <= allowed_us or allows_probe(view, flow, needed_us - margin_us, allowed_us):

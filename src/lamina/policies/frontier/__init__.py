@@ -42,6 +42,7 @@ from lamina.policies.frontier.batch_planner import (
     as_asked,
     cheaper_upcoming_slots,
     fastest_config,
+    least_latency,
     select_batch,
 )
 from lamina.policies.frontier.candidate_slots import CandidateSlot, free_candidates, spared_candidates, upcoming_candidates
@@ -132,6 +133,8 @@ class Policy:
             steps_us = within_us if function is not None else int(within_us / (1 + CONGESTION_SLACK))
             if price := self._budget.excess_cost(view, flow, call, steps_us):
                 return Reject(call.id, "cost", why=explain.explain_cost_rejection(price, call.cost_limit), price=price)
+        if function is None:
+            self._blocking.step_goals.on_call_arrived(view, flow)
         hosts = view.functions[flow.functions[0]].instances_by_device if flow.functions else ()
         share_us = shedder.on_call_arrived(view, flow, call, self._backlog)
         has_goal = share_us > allowed_us and states_goal(call, flow.slo)  # without a goal it can wait
@@ -243,7 +246,7 @@ class Policy:
         objective = head.run.call.objective or function.spec.objective or "deadline"
         batch = NextBatch(function, jobs, in_time, has_goal, plan, fastest_us, soonest_us, objective)
         paying = self._on_paying_kinds(view, batch, slots) if len(function.instances) > 1 else slots
-        if paying or not is_pressed(head.due_us - now_us, fastest_us, soonest_us - fastest_us):
+        if paying or not _is_last_chance(slots, head, now_us):
             slots = paying  # what can wait no longer takes what there is
         cost_limit = self._budget.step_budget(view, head) if in_time and head.run.call.cost_limit else math.inf
 
@@ -264,7 +267,8 @@ class Policy:
             upcoming = upcoming_candidates(view, self._tables, self._blocking, function, batch.end_us - fastest_us)
             return self._commit(view, batch, upcoming)
         if objective == "latency" and in_time:
-            if sooner := self._sooner(view, batch, chosen, config):
+            is_crowd = waiting > len(jobs)  # all that is free is used
+            if not is_crowd and (sooner := self._sooner(view, batch, chosen, config)):
                 return self._commit(view, batch, sooner)
         elif in_time and has_goal and (len(function.instances) > 1 or config.cost > cost_limit):
             cheaper = cheaper_upcoming_slots(view, self._tables, self._blocking, batch, chosen, config, self.spare, cost_limit)
@@ -332,7 +336,7 @@ class Policy:
                 slot = asked[0]
             slot = _with_transfers(view, jobs, [slot])[0]
             if batch.objective == "latency" and batch.in_time:
-                config = fastest_config(slot, len(jobs), batch.end_us)
+                config = least_latency(function, [slot], len(jobs), batch.end_us).config
             else:
                 config = slot.cheapest_within(len(jobs), batch.end_us - slot.at_us)
             if config is not None and self._blocks(view, batch, slot, config):
@@ -459,6 +463,15 @@ def _has_goal(view: View, head: Job) -> bool:
     """Whether the job has a latency goal, or has waited for so much of its timeout that it has one now."""
     call = head.run.call
     return states_goal(call, head.run.flow.slo) or 2 * view.now_us > call.arrived_us + head.due_us
+
+
+def _is_last_chance(slots: list[CandidateSlot], head: Job, now_us: int) -> bool:
+    """Whether the job may not wait longer for others than these: by its time here, however fast it would be elsewhere."""
+    for slot in slots:
+        config = fastest_config(slot, 1, NEVER_US)
+        if config is not None and is_pressed(head.due_us - now_us, config.time_us, slot.device.way_us):
+            return True
+    return False
 
 
 def _with_transfers(view: View, jobs: list[Job], slots: list[CandidateSlot]) -> list[CandidateSlot]:

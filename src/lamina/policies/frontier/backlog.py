@@ -36,6 +36,10 @@ MAX_HOSTS = 16
 """Of a function on more devices, so many speak for all: an arrival must not take longer the more devices there are."""
 
 
+MIN_FREE = 1e-3
+"""Part of a device that is free at least, once all that runs has ended: counted by cores, that may be more than all of it."""
+
+
 def sampled_hosts(hosts: Collection[str], turn: int = 0) -> Collection[str]:
     """Of more than `MAX_HOSTS` devices an even sample, another each turn. Callers compare first: most functions are on few."""
     stride = -(-len(hosts) // MAX_HOSTS)
@@ -48,24 +52,41 @@ class BacklogSnapshot:
 
     delay_us: dict[str, float] = field(default_factory=dict)  #: per device
     own_us: dict[str, float] = field(default_factory=dict)  #: per function, its part on each of its devices
-    running_us: dict[str, float] = field(default_factory=dict)  #: per device, what runs there already
+    running: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  #: per device, what runs there already
 
     def backlog_us(self, view: View, host: str) -> float:
         """All that is to be done on this device before what comes now, spread over all of it."""
-        return self.delay_us.get(host, 0.0) + self._running(view, host)
+        return self.delay_us.get(host, 0.0) + sum([us * share for us, share in self._running(view, host)])
 
-    def _running(self, view: View, host: str) -> float:
-        found = self.running_us.get(host)
+    def drained_us(self, view: View, host: str, more_us: float, efficiency: float) -> float:
+        """Until what waits there is done, and `more_us` of all of it: on what is free now, and on what running batches leave. So
+        much of that can be filled."""
+        work_us, at_us = (self.delay_us.get(host, 0.0) + more_us) / efficiency, 0
+        if not work_us:
+            return 0.0
+        running = self._running(view, host)
+        free = 1 - sum([share for _, share in running])
+        for end_us, share in running:
+            if work_us <= (end_us - at_us) * free:
+                break
+            work_us -= (end_us - at_us) * max(0.0, free)
+            at_us, free = end_us, free + share
+        return at_us + work_us / max(free, MIN_FREE)
+
+    def _running(self, view: View, host: str) -> list[tuple[int, float]]:
+        """What runs there: for how long yet, the first to end first, and on which part of the device."""
+        found = self.running.get(host)
         if found is None:
             device = view.devices[host]
-            left = 0.0
+            found = []
             for batch_id, mask in device.running.items():
                 batch = view.batches[batch_id]
                 share = batch.part * mask.bit_count() / device.spec.units
                 if batch.cores:
                     share = max(share, batch.cores / device.spec.cores)
-                left += max(0, batch.slice_free_us - view.now_us) * share
-            found = self.running_us[host] = left
+                found.append((max(0, batch.slice_free_us - view.now_us), share))
+            found.sort()
+            self.running[host] = found
         return found
 
 

@@ -121,7 +121,7 @@ class BatchPlanner:
         function, jobs, in_time, has_goal, plan, _, _, objective = batch
         now_us, head, count = view.now_us, jobs[0], len(jobs)
         if objective == "latency" and in_time:
-            return _fastest(slots, count, head.due_us)
+            return least_latency(function, slots, count, head.due_us)
         if not has_goal:
             if objective == "deadline":
                 slots = as_asked(function, slots)
@@ -195,6 +195,27 @@ def as_asked(function: FunctionState, slots: list[CandidateSlot]) -> list[Candid
 
 def _alone_us(slot: CandidateSlot, units: int) -> int:
     return slot.table.latency_us(1, units, slot.table.core_counts[-1])
+
+
+def least_latency(function: FunctionState, slots: list[CandidateSlot], count: int, due_us: int) -> BatchDecision:
+    """The batch with which the mean response of all that wait is least: of no more jobs than this one takes, the fastest. Of a
+    crowd, each that is served alone on all units makes all others wait for it."""
+    waiting = len(function.queue)
+    if waiting <= count:
+        return _fastest(slots, count, due_us)
+    best: tuple[float, float, CandidateSlot, BatchConfig] | None = None
+    share = math.ceil(waiting / max(1, len(slots)))
+    for slot in slots:
+        at_once = function.batches_at_once(slot.device) or slot.units
+        for config in slot.pareto(count)[1]:
+            us = slot.time_us(config)
+            if slot.at_us + us > due_us or us > slot.longest_us:
+                continue
+            rounds = math.ceil(share / (config.batch * max(1, min(at_once, slot.units // config.units))))
+            rank = (us * (1 + rounds) / 2, slot.cost(config))
+            if best is None or rank < best[:2]:
+                best = (*rank, slot, config)
+    return BatchDecision(best[2], best[3]) if best is not None else NOTHING
 
 
 def _fastest(slots: list[CandidateSlot], count: int, due_us: int) -> BatchDecision:

@@ -40,6 +40,9 @@ MAX_TIMES = 64
 MAX_INSTANCES = 16
 """Of a function with more instances, so many speak for all: an arrival must not take longer the more devices there are."""
 
+IN_FLIGHT = 2
+"""Batches of a slice on their way or running: one, and the one booked behind it. Over a long way there are no more."""
+
 MAX_STEPS = 32
 """Batches of a queue that are looked at one by one."""
 
@@ -201,26 +204,36 @@ class CompletionEstimator:
         if whole is None:
             return 0
         hosts = {name: self.backlog.paying_hosts(view, view.functions[name]) for name in flow.functions}
-        work_us = self._work_ahead_us(view, flow, hosts, self.backlog.snapshot(view, allowed_us, is_overloaded), {})
+        work_us = self._work_ahead_us(
+            view, flow, hosts, self.backlog.snapshot(view, allowed_us, is_overloaded), {}, PACKING_EFFICIENCY
+        )
         least_us = 0.0
         if not is_overloaded:
             own = self.backlog.work_per_call(view, flow)
-            least_us = self._work_ahead_us(view, flow, hosts, self.backlog.snapshot(view, allowed_us, True), own)
+            least_us = self._work_ahead_us(view, flow, hosts, self.backlog.snapshot(view, allowed_us, True), own, 1.0)
         block_us = max([min([_until_free_us(view, host) for host in those]) for those in hosts.values() if those], default=0)
         load_us = max([_until_loaded_us(view, view.functions[name]) for name in flow.functions], default=0)
         path_us = block_us + load_us + _path_us(whole, allowed_us, is_overloaded)
-        return max(int(work_us / PACKING_EFFICIENCY), int(least_us), path_us)
+        return max(int(work_us), int(least_us), path_us)
 
     def _work_ahead_us(
-        self, view: View, flow: Flow, hosts: dict[str, dict[str, None]], snapshot: BacklogSnapshot, own: dict[str, float]
+        self,
+        view: View,
+        flow: Flow,
+        hosts: dict[str, dict[str, None]],
+        snapshot: BacklogSnapshot,
+        own: dict[str, float],
+        efficiency: float,
     ) -> float:
-        """What is to be done before it where that is most, of the steps that every run comes to, and its `own` work there."""
+        """Until what waits before it is done, where that is latest, of the steps that every run comes to, and its `own` work
+        there."""
         unsure_us = sum(snapshot.own_us.get(name, 0.0) for name, times in flow.expected_jobs.items() if times < 1)
         work_us = 0.0
         for name, those in hosts.items():
             if those and flow.expected_jobs[name] >= 1:
                 ahead_us = [
-                    snapshot.backlog_us(view, host) + own.get(host, 0.0) / view.devices[host].spec.units for host in those
+                    snapshot.drained_us(view, host, own.get(host, 0.0) / view.devices[host].spec.units, efficiency)
+                    for host in those
                 ]
                 work_us = max(work_us, min(ahead_us) - unsure_us)
         return work_us
@@ -239,18 +252,19 @@ def _queue_delay_us(
     free = total = 0
     nearest_us = NEVER_US  #: the shortest way
     ends: list[tuple[int, int]] = []  #: when how many units come back
+    loading: list[tuple[int, int]] = []  #: in how long how many units are there for the first time
     for instance in instances:
         device = view.devices[instance.device]
         spec, way_us = device.spec, device.way_us
-        reach_us, nearest_us = now_us + way_us, min(nearest_us, way_us)
-        idle = 0
+        reach_us, idle = now_us + way_us, 0
         limit = function.spec.batches_at_once(spec) if function.spec.parts < WHOLE_UNIT else spec.limits.batches_per_instance
         if instance.phase is LOADING:
             size = units * limit if limit else spec.units
             loaded_us = instance.created_us + view.predictor.load_us(function.spec.name, spec.kind)
-            ends.append((max(loaded_us, now_us) + way_us, size))
-            total += size
-        elif limit or not spec.limits.per_batch:
+            loading.append((max(loaded_us, now_us) + way_us - now_us, size))
+            continue
+        nearest_us = min(nearest_us, way_us)
+        if limit or not spec.limits.per_batch:
             at_once = max(1, limit)
             total += units * at_once
             idle = units * max(0, at_once - instance.running)
@@ -277,16 +291,30 @@ def _queue_delay_us(
             ends.append((reach_us, idle))
         else:
             free += idle
+    own_us, nearest_us = int(config.time_us * function.usual_part), nearest_us if nearest_us < NEVER_US else 0
+    usual_us = max(min(config.time_us, own_us + nearest_us), (own_us + nearest_us) // IN_FLIGHT)
     lanes = max(1, total // units)
-    skipped = max(0, before - MAX_STEPS) // lanes * lanes  # a long queue is served at a steady pace
-    usual_us = min(config.time_us, int(config.time_us * function.usual_part) + nearest_us)
-    wait_us = skipped // lanes * usual_us
+    skipped, wait_us = max(0, before - MAX_STEPS) // lanes * lanes, 0  # a long queue is served at a steady pace
+    if skipped:
+        wait_us = _steady_us(skipped, usual_us, total // units, [(us, size // units) for us, size in loading])
+    ends += [(max(now_us, now_us + us - wait_us), size) for us, size in loading]
     start_us = _last_start_us(ends, free, units, before - skipped + 1, usual_us, now_us) - now_us
     wait_us += start_us
     joined = ahead - before * most + int(max(0, start_us - nearest_us) / max(1.0, function.arrivals.interarrival_us))
     count = most if before or joined >= most else joined
     last_us = table.latency_us(count, units, config.cores) if count != config.batch else config.time_us
     return wait_us + last_us
+
+
+def _steady_us(batches: int, time_us: int, lanes: int, loading: list[tuple[int, int]]) -> int:
+    """Time in which so many batches are served, one after another on each lane; more lanes are there when they are loaded."""
+    at_us, left = 0, float(batches)
+    for loaded_us, more in sorted(loading):
+        served = lanes * (loaded_us - at_us) / time_us
+        if served >= left:
+            break
+        at_us, left, lanes = loaded_us, left - served, lanes + more
+    return at_us + int(left * time_us / max(1, lanes))
 
 
 def _units_free_at_us(device: Device, units: int) -> int:
