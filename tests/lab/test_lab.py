@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lamina.errors import BadValue, UnknownPlugin
-from lamina.lab import data, experiment, provenance, results
+from lamina.lab import data, experiment, provenance, results, runner
 from lamina.lab.command import command
 from lamina.lab.experiment import ResultTable
 
@@ -301,6 +301,29 @@ def test_every_option_of_every_lab_command_is_documented() -> None:
             assert all(option in section for option in param.opts if option.startswith("--")), (name, param.opts)
 
 
+def test_a_bound_that_is_reached_in_a_destructor_is_told_again(monkeypatch: pytest.MonkeyPatch):
+    lost: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+    monkeypatch.setattr(runner, "TELL_AGAIN_S", 0.05)
+
+    class Slow:
+        def __del__(self) -> None:
+            spin()
+
+    def spin() -> None:
+        ends_s = time.process_time() + 20
+        while time.process_time() < ends_s:
+            pass
+
+    def work() -> None:
+        Slow()
+        spin()
+
+    with pytest.raises(runner.CpuLimitExceeded), runner.cpu_limit(0.05):
+        work()
+    assert len(lost) == 1, "nothing was lost, so this test shows nothing"
+
+
 ENDLESS = """
 import os, time
 from lamina.lab.runner import _pool
@@ -328,6 +351,6 @@ def test_the_end_of_the_lab_ends_the_cells_under_way(tmp_path: Path):
     lab.wait(20)
     ends_s = time.monotonic() + 20
     while _is_alive(cell):
-        assert time.monotonic() < ends_s, "it goes on for nobody"
+        assert time.monotonic() < ends_s, "it goes on though the lab has ended"
         time.sleep(0.01)
     lab.stdout.close()

@@ -26,6 +26,7 @@ def test_thirty_worlds_lose_nothing_and_double_nothing():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_500)  # a minute where nothing else runs; its threads wait for each other a hundred thousand times
 def test_a_thousand_worlds_lose_nothing_and_double_nothing():
     played = worlds("30:1000", "--jobs", "2")
     assert played.returncode == 0, played.stdout + played.stderr

@@ -86,6 +86,10 @@ class CpuLimitExceeded(BaseException):
     """The bound was reached. Not an `Exception`: code that contains errors of single calls must not contain this one."""
 
 
+TELL_AGAIN_S = 1.0
+"""Of processor time, until the bound is told again: raised in a destructor or a callback of the garbage collector, it is lost."""
+
+
 @contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
     """Raise `CpuLimitExceeded` inside the block after so much processor time. For the main thread of a process, as cells are."""
@@ -94,7 +98,7 @@ def cpu_limit(seconds: float) -> Iterator[None]:
         raise CpuLimitExceeded(f"more than {seconds:g} s of processor time")
 
     before = signal.signal(signal.SIGPROF, over)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds, TELL_AGAIN_S)
     try:
         yield
     finally:
