@@ -61,6 +61,12 @@ def test_h6_a_name_that_was_made_to_resolve_here_is_not_answered(gateway: Gatewa
     assert answer.status == 403 and "evil.example" in answer.json["detail"]
 
 
+@pytest.mark.parametrize("authority", ["evil.example", "127.0.0.1@evil.example", "[127.0.0.1]evil.example", "127.0.0.1#evil"])
+def test_h6_the_host_in_a_request_target_is_checked_and_not_the_one_of_the_header(gateway: Gateway, authority: str) -> None:
+    answer = ask(gateway.port, "GET", f"http://{authority}/v1/status", b"", "127.0.0.1")
+    assert answer.status in (400, 403)
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""])
 @pytest.mark.parametrize(
     "headers",

@@ -327,7 +327,8 @@ def test_a_frame_that_cannot_be_handled_is_not_the_last_of_its_process() -> None
 
     process = ChildProcess.__new__(ChildProcess)
     process._reader, process._on_frame, process.pid = Reader(), on_frame, 1  # type: ignore[assignment]
-    process._is_cut_off = process._has_ended = False
+    process._is_cut_off = process._has_ended = process._is_waiting = process._is_write_blocked = False
+    process._frames = None
     process.data_received(b"\x01\x02\x03")
     assert seen == ["failed", 2, 3]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import get_args
 
 import msgspec
@@ -11,13 +13,15 @@ import pytest
 
 from lamina import encoding
 from lamina.engines.inflight import MAX_BATCH_PARTS, read_changes, read_spans
-from lamina.ipc.framing import MAX_FRAME_BYTES, FrameError, FrameReader
+from lamina.ipc import child_process
+from lamina.ipc.child_process import MAX_UNTAKEN_BYTES, SLICE_S, ChildProcess
+from lamina.ipc.framing import MAX_FRAME_BYTES, FrameError, FrameReader, pack
 from lamina.sdk.app_state import MAX_PARTS, StateChange, StateChanges
 from lamina.sdk.spans import InnerSpan
 from lamina.state import kv_state
 from lamina.state.kv_state import StateTable
 from lamina.values.references import ErrorInfo, unpack_fields
-from lamina.worker.protocol import MAX_LISTED, MAX_SPAN_BYTES, FromWorker, from_worker_reader
+from lamina.worker.protocol import MAX_LISTED, MAX_SPAN_BYTES, BatchHeartbeat, FromWorker, from_worker_reader
 
 SIZE = MAX_FRAME_BYTES - 100
 ERROR = b"\x98\x01" + b"\xa0" * 4 + b"\x00\xc4\x00"
@@ -109,3 +113,88 @@ def test_spans_and_fields_that_are_none_are_left_out() -> None:
     assert read_spans(b"\xc1") == read_spans(bytes(MAX_SPAN_BYTES + 1)) == []
     assert unpack_fields(ErrorInfo("E", "m", fields=b"\xc1")) == []
     assert unpack_fields(ErrorInfo("E", "m", fields=msgspec.msgpack.encode([("a", "b")]))) == [("a", "b")]
+
+
+# ------------------------------------------------------------------------------------------- floods
+
+
+class Loop:
+    """A loop that is run by hand."""
+
+    def __init__(self) -> None:
+        self.soon: deque[Callable[[], None]] = deque()
+        self.call_soon = self.soon.append
+
+
+class Wire:
+    """The socket of a process, as a transport."""
+
+    is_reading, is_aborted, unsent = True, False, 0
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+
+def a_process(monkeypatch: pytest.MonkeyPatch, seen: list[int], look_s: float) -> tuple[ChildProcess, Loop, Wire]:
+    """A process whose frames take no time but that of a look at the clock."""
+    now_s = itertools.count(0.0, look_s)
+    monkeypatch.setattr(child_process, "perf_counter", lambda: next(now_s))
+    process = ChildProcess.__new__(ChildProcess)
+    reader: FrameReader[FromWorker] = from_worker_reader()
+    process._reader, process.pid, loop, wire = reader, 1, Loop(), Wire()
+    process._on_frame = lambda frame: seen.append(frame.batch_id)
+    process._is_cut_off = process._has_ended = process._is_waiting = process._is_write_blocked = False
+    process._frames, process._unread, process._timers = None, bytearray(), []
+    process._loop, process._transport, process._on_end = loop, wire, lambda: None  # type: ignore[assignment]
+    return process, loop, wire
+
+
+def test_of_thousands_of_frames_in_one_read_each_turn_of_the_loop_has_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that wrote frames to the socket of its worker kept all other calls waiting for a second and more."""
+    seen: list[int] = []
+    process, loop, wire = a_process(monkeypatch, seen, SLICE_S / 5)
+    wire_bytes = bytes(pack(*map(BatchHeartbeat, range(1_000))))
+    half = len(wire_bytes) // 2
+    process.data_received(wire_bytes[:half])
+    assert 1 <= len(seen) <= 6 and not wire.is_reading
+    process.data_received(wire_bytes[half:])  # it was read before
+    while loop.soon:
+        before = len(seen)
+        loop.soon.popleft()()
+        assert len(seen) - before <= 12
+    assert seen == list(range(1_000)) and wire.is_reading
+
+
+def test_a_process_that_asks_and_takes_no_answers_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question is 17 bytes, and an answer may be a megabyte: without end they were kept for it."""
+    seen: list[int] = []
+    process, _, wire = a_process(monkeypatch, seen, 0.0)
+    process._is_write_blocked = True
+    process.data_received(bytes(pack(BatchHeartbeat(1), BatchHeartbeat(2))))
+    assert seen == [1, 2] and not wire.is_aborted, "one that is busy takes what it was sent later"
+    wire.unsent = MAX_UNTAKEN_BYTES + 1
+    process.data_received(bytes(pack(BatchHeartbeat(3), BatchHeartbeat(4))))
+    assert seen == [1, 2, 3] and wire.is_aborted
+    process.data_received(b"more")
+    assert seen == [1, 2, 3]
+
+
+def test_what_a_process_said_before_it_ended_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    process, _, _ = a_process(monkeypatch, seen, SLICE_S)
+    process.data_received(bytes(pack(*map(BatchHeartbeat, range(20)))))
+    assert len(seen) < 20
+    process._end()
+    assert seen == list(range(20))

@@ -117,6 +117,20 @@ def test_what_stands_behind_a_body_says_nothing_about_the_request():
     assert [(one[3], one[4]) for one in seen] == [({b"host": b"a", b"transfer-encoding": b"chunked"}, b"hi")]
 
 
+def test_a_target_with_a_host_is_a_path_on_that_host():
+    """As proxies are sent it: every server takes it (RFC 9112 3.2.2), and its host counts."""
+    for target, path, query in [
+        (b"http://b.example/x?y=1", b"/x", b"y=1"),
+        (b"HTTPS://b.example", b"/", b""),
+        (b"http://b.example?y=1", b"/", b"y=1"),
+    ]:
+        seen: list[tuple[Any, ...]] = []
+        feed(seen, [b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n" % target])
+        assert [(one[1], one[2], one[3][b"host"]) for one in seen] == [(path, query, b"b.example")]
+    seen = []
+    assert b" 400 " in feed(seen, [b"GET http://b.example/x HTTP/1.1\r\n\r\n"]) and not seen
+
+
 def test_the_number_and_the_length_of_names_kept_are_bounded():
     names = HeaderNames(None)
     for number in range(3 * MAX_NAMES):

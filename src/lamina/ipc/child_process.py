@@ -18,6 +18,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
+from time import perf_counter
 from typing import Any, cast
 
 import msgspec
@@ -25,7 +27,7 @@ from msgspec import Struct
 
 from lamina.ipc.confined_exec import confined_command
 from lamina.ipc.confinement import Confinement, clean_environment, process_namespace
-from lamina.ipc.framing import FrameError, FrameReader, StopProcess, pack
+from lamina.ipc.framing import MAX_FRAME_BYTES, FrameError, FrameReader, StopProcess, pack
 from lamina.ipc.immediate_writer import ImmediateWriter
 
 log = logging.getLogger("lamina")
@@ -107,6 +109,17 @@ def await_setup(sock: socket.socket) -> bytes:
     return bytes(said)
 
 
+SLICE_S = 0.001
+"""Of a turn of the loop, for frames of one process: one read may hold tens of thousands of them, and a tenant's code sends what
+it likes."""
+
+MAX_UNTAKEN_BYTES = 2 * MAX_FRAME_BYTES
+"""Of what it was sent, with more to say: a batch of the largest size, and answers to what it asks."""
+
+LAST_FRAMES = 1_000
+"""Of those that were not handled when it ended."""
+
+
 class ChildProcess(asyncio.Protocol):
     def __init__(
         self,
@@ -124,6 +137,9 @@ class ChildProcess(asyncio.Protocol):
         self._reader = spec.reader()
         self._transport: asyncio.Transport | None = None
         self._early = bytearray()
+        self._frames: Iterator[Any] | None = None  #: that have been read, and not been handled yet
+        self._unread = bytearray()  #: what came behind them
+        self._is_waiting = False  #: for the next slice; nothing more is read meanwhile
         self._has_ended = False
         self._is_cut_off = False  #: it spoke nonsense; nothing more is believed
         self._is_connected = True
@@ -213,15 +229,60 @@ class ChildProcess(asyncio.Protocol):
         self._send_piece()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_cut_off:
+            return
+        if self._frames is not None:  # reading is paused, and this had been read before
+            self._unread += data
+            return
+        self._frames = iter(self._reader.feed(data))
+        self._handle_frames(perf_counter() + SLICE_S)
+
+    def _handle_frames(self, until_s: float) -> None:
+        """Handle frames that were read, as many as a slice has time for; the others have one in the next turn of the loop."""
+        assert self._frames is not None
         try:
-            for frame in self._reader.feed(data):
-                if not self._is_cut_off and not self._has_ended:
+            for frame in self._frames:
+                if not self._has_ended:
                     self._deliver(frame)
+                if self._is_write_blocked:
+                    self._check_untaken()
+                if perf_counter() >= until_s:
+                    self._wait_for_slice()
+                    return
         except FrameError as error:
-            log.error("worker %d is cut off: %s", self.pid, error)
-            self._is_cut_off = True
-            assert self._transport is not None
-            self._transport.abort()
+            self._cut_off(str(error))
+        self._frames = None
+        if self._is_waiting:
+            self._read_on()
+
+    def _check_untaken(self) -> None:
+        if self._transport is not None and self._transport.get_write_buffer_size() > MAX_UNTAKEN_BYTES:
+            raise FrameError("it asks, and does not take its answers")
+
+    def _wait_for_slice(self) -> None:
+        if not self._is_waiting and self._transport is not None:
+            self._is_waiting = True
+            self._transport.pause_reading()
+        self._loop.call_soon(self._next_slice)
+
+    def _next_slice(self) -> None:
+        if self._frames is not None:
+            self._handle_frames(perf_counter() + SLICE_S)
+
+    def _read_on(self) -> None:
+        self._is_waiting = False
+        unread, self._unread = bytes(self._unread), bytearray()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+            if unread:
+                self.data_received(unread)
+
+    def _cut_off(self, why: str) -> None:
+        """Believe nothing more of it: it does not keep to the protocol."""
+        log.error("worker %d is cut off: %s", self.pid, why)
+        self._is_cut_off = True
+        assert self._transport is not None
+        self._transport.abort()
 
     def _deliver(self, frame: Any) -> None:
         """Hand over a frame. A defect of its receiver is not the child's, whose other frames count."""
@@ -259,6 +320,10 @@ class ChildProcess(asyncio.Protocol):
     def _end(self) -> None:
         if self._has_ended:
             return
+        if self._frames is not None and not self._is_cut_off:  # what it has said before it ended
+            with contextlib.suppress(FrameError):
+                for frame in islice(self._frames, LAST_FRAMES):
+                    self._deliver(frame)
         self._has_ended = True
         for timer in self._timers:
             timer.cancel()

@@ -7,6 +7,7 @@ for the response.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,9 @@ MAX_NAME_BYTES = 64
 
 CHUNK_FRAMING_BYTES = 256
 """Around each chunk of a body: its size, and an extension such as a signature."""
+
+_ABSOLUTE = re.compile(rb"https?://([^/?#]+)(.*)", re.IGNORECASE | re.DOTALL)
+"""A request target as proxies are sent it (RFC 9112 3.2.2). Its host counts, and not that of the header."""
 
 _UPGRADE = (400, "upgrades other than to a WebSocket are not served")
 _UPGRADE_BEHIND = (400, "an upgrade behind requests that wait for their responses", "send it on a connection of its own")
@@ -232,6 +236,8 @@ class RequestParser:
             self._fail(505, f"HTTP/{self.version} is not spoken here")
         if b"host" not in headers and self.version == "1.1":
             self._fail(400, "no host header")
+        if self._url[:1] != b"/" and (absolute := _ABSOLUTE.match(self._url)) is not None:
+            headers[b"host"], self._url = absolute[1], absolute[2] if absolute[2][:1] == b"/" else b"/" + absolute[2]
         origins = self._connection.server.origins
         if origins is not None and (headers.get(b"host") not in origins.known_hosts or not PAGE_HEADERS.isdisjoint(headers)):
             refused = origins.refusal(self._parser.get_method().decode("ascii", "replace"), headers)

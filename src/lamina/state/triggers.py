@@ -228,17 +228,23 @@ class Triggers:
     def refresh(self) -> None:
         """Look again which targets there are: an added trigger whose target has gone rests."""
         for record in self._added.values():
-            self._set_added(record)
+            if self._has_target(record.trigger.target) != (record.trigger.name in self._triggers):
+                self._set_added(record)
 
     def _set_added(self, record: AddedTrigger) -> None:
         is_there = self._has_target(record.trigger.target)
         self._set_group(_group_of(record.trigger.id), record.app, (record.trigger,) if is_there else (), record.tenant)
 
-    def status(self) -> list[dict[str, Any]]:
-        """All triggers, declared and added, each with its tenant and what it has done."""
+    def status(self, sees: Callable[[str], bool] = lambda tenant: True, id: str = "") -> list[dict[str, Any]]:
+        """Triggers, declared and added, each with its tenant and what it has done: those of tenants that are seen, or the one of
+        this id. There may be thousands of others, which are not looked at closely."""
         known = {name: (trigger, self._tenants.get(name, "")) for name, trigger in self._triggers.items()}
         resting = {one.trigger.name: (one.trigger, one.tenant) for one in self._added.values() if one.trigger.name not in known}
-        return [self._describe(trigger, tenant) for trigger, tenant in (known | resting).values()]
+        return [
+            self._describe(trigger, tenant)
+            for trigger, tenant in (known | resting).values()
+            if sees(tenant) and (not id or id == (trigger.id or trigger_digest(trigger.name)))
+        ]
 
     def _describe(self, trigger: Trigger, tenant: str) -> dict[str, Any]:
         usage, name = self._starts.usage(trigger.name), trigger.name

@@ -63,17 +63,15 @@ class TriggerRoutes:
         return found
 
     def _seen(self, grant: Grant) -> list[dict[str, Any]]:
-        return sorted((one for one in self._open.status() if grant.sees(one["tenant"])), key=lambda one: str(one["id"]))
+        return sorted(self._open.status(grant.sees), key=lambda one: str(one["id"]))
 
     def _find(self, id: str, grant: Grant) -> dict[str, Any]:
-        known = {one["id"]: one for one in self._open.status()}
-        missing = NotFound(
-            f"no trigger {id[:80]!r}", hint=did_you_mean(id[:80], [one["id"] for one in self._seen(grant)], "GET /v1/triggers")
-        )
-        if id not in known:
-            raise missing
-        grant.check_owner(known[id]["tenant"], missing)
-        return known[id]
+        found = next(iter(self._open.status(grant.sees, id)), None) if id else None
+        if found is None:
+            seen = [one["id"] for one in self._seen(grant)]
+            raise NotFound(f"no trigger {id[:80]!r}", hint=did_you_mean(id[:80], seen, "GET /v1/triggers"))
+        grant.check_owner(found["tenant"], NotFound(f"no trigger {id[:80]!r}"))
+        return found
 
     def _list(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
         query = http_codec.parse_query(request, ("target",))
@@ -129,7 +127,7 @@ class TriggerRoutes:
                 respond_problem(exchange, error_problem(error))
                 return
             self._audit(grant.caller, "trigger", id, request.body[:1_000].decode("utf-8", "replace"))
-            about = next((one for one in triggers.status() if one["id"] == id), {"id": id})
+            about = next(iter(triggers.status(id=id)), {"id": id})
             exchange.respond(200 if taken is not None else 201, msgspec.json.encode(about), http_codec.JSON)
 
         triggers.add(record, written)
