@@ -308,7 +308,7 @@ class LeaderLink(ControllerLink):
             else:
                 self._give_up(asked, LeadershipLost(f"the result cannot be fetched: {found}", hint=_LOOK_UP))
 
-        self._fetcher.bring(ref, done)
+        self._fetcher.bring(leader.locate(ref) if leader is not None else ref, done)
 
     def _give_up(self, asked: _Asked, error: LaminaError) -> None:
         """Answer a request with an error of this process' own."""
