@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.attacks.pair import Pair, ServerProcess, free_ports_for_agents
+from benchmarks.servers import free_port
 
 from tests.cluster import apps
 from tests.cluster.clusters import REPO, TOKEN, TestCluster, cluster, start_agent
@@ -91,6 +92,26 @@ def test_everything_is_served_through_a_front_door_and_large_values_go_straight(
                 await made.until(lambda: not session.pending and not session._values.slots.held)
 
     run(work, 90)
+
+
+def test_a_result_that_cannot_be_fetched_is_not_made_again_and_again(tmp_path: Path):
+    """A front door that cannot reach the machine which has the result, as behind a firewall, says so in the end."""
+    app, port_of_values = apps.write(tmp_path / "app"), free_port()
+
+    async def work() -> None:
+        async with cluster(app, tmp_path) as made:
+            made.start("one", "--advertise", f"nobody.invalid:{port_of_values}")
+            await made.live("one")
+            async with front_door(tmp_path, f"127.0.0.1:{made.port}") as port:
+                await until_joined(made)
+                answer = await ask(port, "functions/zeros", 3_000_000)
+                assert (answer.status, answer.json["code"]) == (503, "fetch-failed"), answer.body[:300]
+                assert (await ask(port, "functions/echo", 1)).json == 1
+                assert made.gateway.front_doors is not None
+                (session,) = made.gateway.front_doors.sessions
+                await made.until(lambda: not session.pending and not session._values.slots.held)
+
+    run(work, 60)
 
 
 def test_a_front_door_needs_the_join_token(tmp_path: Path):

@@ -29,8 +29,14 @@ class World:
         engine = SimpleNamespace(perform=self.told.append)
         fetcher = SimpleNamespace(bring=lambda ref, then: self.fetches.append(then))
         self.batches = NodeBatches(engine, self.references, fetcher)  # type: ignore[arg-type]
-        self.session: Any = SimpleNamespace(held={}, jobs={}, batches={}, send=lambda *frames: self.said.extend(frames))
-        self.batches.follow(self.session)
+        self.session = self.new_session()
+
+    def new_session(self) -> Any:
+        told = SimpleNamespace(
+            held={}, jobs={}, batches={}, send=lambda *frames: self.said.extend(frames), locate=lambda ref: ref
+        )
+        self.batches.follow(told)
+        return told
 
     def run(self, number: int, *leaves: bytes | NodeRef, behind: int = 0) -> None:
         job = JobOnNode(JobRef(number * 10, "call", 0, "step"), None, [(("input", "x"), leaf) for leaf in leaves])
@@ -80,8 +86,7 @@ def test_a_sign_of_life_is_for_the_leader_that_asked_for_the_job() -> None:
     world.run(1, b"x")
     old, first = next(one for one in world.told if isinstance(one, StartBatch)), world.session
     world.batches.end_session(first)
-    world.session = SimpleNamespace(held={}, jobs={}, batches={}, send=lambda *frames: world.said.extend(frames))
-    world.batches.follow(world.session)
+    world.session = world.new_session()
     world.run(1, b"x")
     new = [one for one in world.told if isinstance(one, StartBatch)][-1]
     world.batches.on_heartbeat(Heartbeat("call", old.jobs[0].id))

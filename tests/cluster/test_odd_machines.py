@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from pathlib import Path
 
 import pytest
 
+from lamina.cli.agent import own_address
 from lamina.cluster.credentials import read_token
 from tests.cluster import apps
-from tests.cluster.clusters import cluster
+from tests.cluster.clusters import cluster, start_agent
 from tests.cluster.test_ingress import front_door, until_joined
 from tests.serving import Browser, request, run
 
@@ -48,6 +50,38 @@ def test_a_machine_whose_clock_is_hours_off_serves_as_any_other(tmp_path: Path, 
                 assert answer.body == b"ba" * 100_000
 
     run(work, 120)
+
+
+@pytest.mark.parametrize("who", ["server", "agent"])
+def test_a_machine_that_does_not_know_how_it_is_reached_is_fetched_from_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    """A server that listens on all addresses, with a host name that others cannot look up; an agent that began before the network
+    did. Code and large values go both ways."""
+    app = apps.write(tmp_path / "app")
+    monkeypatch.setattr(socket, "gethostname", lambda: "nobody.invalid")
+
+    async def work() -> None:
+        async with cluster(app, tmp_path, host="0.0.0.0" if who == "server" else "127.0.0.1") as made:
+            joins = f"127.0.0.1:{made.port}" if who == "server" else f"nobody.invalid:1,127.0.0.1:{made.port}"
+            for name in ("one", "two"):
+                made.agents[name] = start_agent(tmp_path, name, joins)
+            await made.live("one", "two")
+            assert {node["data_address"].partition(":")[0] for node in made.nodes().values()} == {"127.0.0.1"}
+            async with Browser(made.gateway.port) as browser:
+                answer = await browser.ask("POST", "/v1/functions/flipped", b"ab" * 100_000, "application/octet-stream")
+                assert answer.body == b"ba" * 100_000, answer.body[:500]
+                for n in range(4):
+                    answer = await browser.post("/v1/workflows/measured", 1_000_000 + n)
+                    assert answer.json == 1_000_000 + n, answer.body
+
+    run(work, 120)
+
+
+def test_a_machine_with_a_server_of_its_own_is_reached_by_the_others() -> None:
+    """Where one of the servers it may join is on the same machine, that is not where the others fetch values from."""
+    assert own_address([("127.0.0.1", 8710)]) == "127.0.0.1"
+    assert own_address([("127.0.0.1", 8710), ("192.0.2.1", 8710)]) == own_address([("192.0.2.1", 8710)]) != "127.0.0.1"
 
 
 def test_a_token_is_rotated_while_machines_stay_joined(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,7 +143,7 @@ def agent_config(options: dict[str, Any]) -> AgentConfig:
     tls.check()
     is_local = all(host in LOOPBACK for host, _ in places)
     token = read_token(options["token_file"], "--token-file", "localhost" if is_local else "")
-    host, port = own_address(*places[0]), 0
+    host, port = own_address(places), 0
     if options["advertise"]:
         _, port = parse_address(options["advertise"], "--advertise")
         host = "0.0.0.0"
@@ -160,11 +161,13 @@ def agent_config(options: dict[str, Any]) -> AgentConfig:
     )
 
 
-def own_address(host: str, port: int) -> str:
-    """Address of this machine as the server sees it: that of the route there. Nothing is sent."""
+def own_address(servers: Sequence[tuple[str, int]]) -> str:
+    """Address of this machine as others see it: that of the route to a server, one of another machine if there is one. Nothing
+    is sent. Without a network all addresses there are by the time a server is joined."""
     import socket
 
-    if host in LOOPBACK:
+    host, port = next((place for place in servers if place[0] not in LOOPBACK), ("", 0))
+    if not host:
         return "127.0.0.1"
     try:
         family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]

@@ -103,7 +103,7 @@ def front_door_config(options: dict[str, Any]) -> FrontDoorConfig:
     if bool(options["tls_cert"]) != bool(options["tls_key"]):
         raise BadValue("TLS takes a certificate and its key", hint="give both --tls-cert and --tls-key")
     is_local = all(host in LOOPBACK for host, _ in places)
-    data_host, data_port = own_address(*places[0]), 0
+    data_host, data_port = own_address(places), 0
     if options["advertise"]:
         _, data_port = parse_address(options["advertise"], "--advertise")
         data_host = "0.0.0.0"

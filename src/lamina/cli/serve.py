@@ -167,9 +167,7 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
     "--cors-origin", "cors_origins", multiple=True, metavar="ORIGIN", help="Let web pages of this origin call; repeatable."
 )
 @click.option("--agents", metavar="HOST:PORT", help="Let agents of other machines join here; values use the next port.")
-@click.option(
-    "--agents-advertise", metavar="HOST", help="Host name that agents reach this machine by; default: where it listens."
-)
+@click.option("--agents-advertise", metavar="HOST", help="Host name that agents reach this machine by; default: where they have.")
 @click.option("--agents-peers", metavar="HOST:PORT,...", help="Where the standbys take agents, for machines that are launched.")
 @click.option("--join-token-file", type=_PEM, help="File with the token that agents must know; or LAMINA_JOIN_TOKEN.")
 @click.option("--agents-tls-ca", type=_PEM, help="Authority that has signed the certificates of all machines (PEM).")

@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from lamina.cluster.credentials import proof
-from lamina.cluster.data_port import DataPort, join_address
+from lamina.cluster.data_port import DataPort, announced
 from lamina.cluster.leader_session import AgentConfig, LeaderSession, Refusal
 from lamina.cluster.messages import (
     AdoptOnNode,
@@ -311,7 +311,7 @@ class Agent:
     @property
     def data_address(self) -> str:
         assert self._data_port is not None
-        return self.config.advertise or join_address(self.config.host, self._data_port.port)
+        return self.config.advertise or announced(self.config.host, self._data_port.port)
 
     def adopt_session(self, session: LeaderSession) -> None:
         """Follow this leader from now on."""
@@ -442,7 +442,9 @@ class Agent:
                 )
             if not _ENTRY.fullmatch(code.entry) and code.entry != PACKED:
                 raise LoadFailed(f"{code.entry[:80]!r} is no Python file of a package")
-            if await self._packages.ensure(code.sha256, partial(self._fetch_package, code.package), self._packages_in_use):
+            if await self._packages.ensure(
+                code.sha256, partial(self._fetch_package, session, code.package), self._packages_in_use
+            ):
                 session.send(PackageStored(code.sha256))
             path = self._packages.path(code.sha256, code.entry)
             python = await self._environments.ensure(Path(path.partition(":")[0]).parent)
@@ -466,10 +468,10 @@ class Agent:
     def _packages_in_use(self) -> set[str]:
         return {one.sha256 for one in self._instances.values()}
 
-    async def _fetch_package(self, ref: NodeRef | None) -> bytes:
+    async def _fetch_package(self, session: LeaderSession, ref: NodeRef | None) -> bytes:
         if ref is None:
             raise LoadFailed("the package is not here, and the leader believed that it was")
-        return await self._fetcher.read(ref)
+        return await self._fetcher.read(session.locate(ref))
 
     # --------------------------------------------------------------------- events
 

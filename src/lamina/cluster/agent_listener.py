@@ -16,9 +16,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lamina.cluster.credentials import JoinDenied, JoinToken, TicketKey, TlsFiles, proof, proves
-from lamina.cluster.data_port import DataPort, IsCurrent, join_address
+from lamina.cluster.data_port import DataPort, IsCurrent, announced, located
 from lamina.cluster.frame_link import FrameLink
 from lamina.cluster.messages import (
     PROTOCOL,
@@ -152,16 +153,8 @@ class AgentListener:
 
     @property
     def data_address(self) -> str:
-        return join_address(self._own_host, self._data_port.port) if self._data_port is not None else ""
-
-    @property
-    def _own_host(self) -> str:
-        host = self._config.advertise or self._config.host
-        if host not in ("0.0.0.0", "::"):
-            return host
-        import socket
-
-        return socket.gethostname()
+        port = self._data_port.port if self._data_port is not None else 0
+        return announced(self._config.advertise or self._config.host, port)
 
     async def start(self, folder: str, is_current: IsCurrent = lambda owner, slot, serial: True) -> None:
         """Listen. `folder` is where the slots of this server are, `is_current` says which values are there."""
@@ -312,6 +305,7 @@ class AgentListener:
         self._links[link] = (hello.node, incarnation)
         link.trust()
         self._report(changes)  # the incarnation before, if there is one, is closed first
+        hello = replace(hello, data_address=located(hello.data_address, link.peer))
         self._nodes[hello.node, incarnation] = self._open_node(link, hello, incarnation, self._key(token), self.data_address)
         said = proof(token, "leader", hello.nonce, nonce, self.cell, self.epoch)
         link.send(Welcome(said, self.epoch, self.cell, incarnation, BEAT_US, FENCE_US, self.data_address))
@@ -349,6 +343,7 @@ class AgentListener:
         link.trust()
         said = proof(token, "leader", hello.nonce, nonce, self.cell, self.epoch)
         link.send(Welcome(said, self.epoch, self.cell, 0, BEAT_US, FENCE_US, self.data_address))
+        hello = replace(hello, data_address=located(hello.data_address, link.peer))
         self._fronts[link] = _Front(self._open_ingress(link, hello, self._key(token), self.data_address), clock_us())
         log.info("front door %s at %s has joined", hello.name, link.peer)
 

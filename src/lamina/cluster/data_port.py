@@ -436,6 +436,17 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def announced(host: str, port: int) -> str:
+    """Address of a data port as its machine says it: one that listens on all its addresses does not know which the others can
+    reach, and leaves the host out."""
+    return f":{port}" if host in ("0.0.0.0", "::") else join_address(host, port)
+
+
+def located(address: str, host: str) -> str:
+    """Address of a data port as it was announced, of a machine that has been reached as `host`."""
+    return join_address(host, int(address[1:])) if address.startswith(":") and address[1:].isdecimal() else address
+
+
 def ref_for(key: TicketKey, address: str, ref: ShmRef, serial: int = 0) -> NodeRef:
     """Reference to a slot for another machine, with its ticket."""
     ticket = make_request(key, ref.owner, ref.slot, ref.start, ref.size, serial)

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lamina.cluster.credentials import JoinDenied, JoinToken, TicketKey, TlsFiles, proof, proves
-from lamina.cluster.data_port import split_address
+from lamina.cluster.data_port import located, split_address
 from lamina.cluster.frame_link import FrameLink
 from lamina.cluster.messages import (
     PROTOCOL,
@@ -34,6 +35,7 @@ from lamina.cluster.node_registry import SUSPECT_US
 from lamina.drivers.timer import clock_us
 from lamina.errors import LaminaError, NotLeader
 from lamina.ipc.framing import FrameError
+from lamina.values.references import NodeRef
 
 log = logging.getLogger("lamina")
 
@@ -88,6 +90,7 @@ class LeaderConnection:
         self._on_data: Callable[[bytes], None] | None = None
         self._unread: list[bytes] = []  #: what came before it was known where to
         self._terms, self._seen, self._on_end, self._on_machine_lost = terms, seen, on_end, on_machine_lost
+        self._host = split_address(address)[0]
         self._token = terms.token.own
         self._nonce, self._challenge = os.urandom(32), b""
         self._link: FrameLink | None = None
@@ -107,7 +110,13 @@ class LeaderConnection:
             lambda: made, host, port, ssl=tls, server_hostname=host if tls else None
         )
         self._link = made
+        if tls is None:
+            self._host = made.peer
         await self._welcomed
+
+    def locate(self, ref: NodeRef) -> NodeRef:
+        """A value that the leader has told of; of one that it has itself it may not say where."""
+        return replace(ref, address=located(ref.address, self._host))
 
     def send(self, data: bytes | bytearray) -> None:
         if self._link is not None:

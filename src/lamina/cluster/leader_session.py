@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lamina.cluster.beats import BeatThread
 from lamina.cluster.credentials import JoinDenied, JoinToken, TicketKey, TlsFiles, proves
-from lamina.cluster.data_port import split_address
+from lamina.cluster.data_port import located, split_address
 from lamina.cluster.frame_link import FrameLink
 from lamina.cluster.messages import PROTOCOL, Challenge, Hello, JoinRefused, Welcome, to_agent_reader
 from lamina.cluster.node_registry import SUSPECT_US
 from lamina.errors import LaminaError
 from lamina.ipc.framing import FrameError
+from lamina.values.references import NodeRef
 
 if TYPE_CHECKING:
     from lamina.cluster.node_batches import NodeBatch
@@ -84,6 +86,16 @@ class LeaderSession:
     @property
     def is_silent(self) -> bool:
         return self.beats is not None and self.beats.silent_us > SUSPECT_US
+
+    def locate(self, ref: NodeRef) -> NodeRef:
+        """A value that the leader has told of; of one that it has itself it may not say where."""
+        return replace(ref, address=located(ref.address, self._host))
+
+    @property
+    def _host(self) -> str:
+        """Of the leader: as it has been found, or by the name that its certificate has."""
+        link = self.link if self._agent.client_tls is None else None
+        return link.peer if link is not None else split_address(self.address)[0]
 
     def send(self, *frames: Struct) -> None:
         if self.link is not None:

@@ -137,7 +137,7 @@ class NodeBatches:
             leaves: list[tuple[Leaf, Stored]] = []
             for leaf, value in given.leaves:
                 if isinstance(value, NodeRef) and value.address:
-                    wanted.setdefault(value, []).append((leaves, len(leaves)))
+                    wanted.setdefault(session.locate(value), []).append((leaves, len(leaves)))
                     leaves.append((leaf, b""))  # until it is here
                 elif isinstance(value, NodeRef):
                     leaves.append((leaf, ShmRef(value.owner, value.slot, value.size, value.start)))

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from lamina.cluster.credentials import JoinToken, TlsFiles
-from lamina.cluster.data_port import DataPort, join_address
+from lamina.cluster.data_port import DataPort, announced
 from lamina.cluster.ingress_connection import IngressConnection, IngressTerms, LeaderConnection
 from lamina.cluster.value_fetcher import ValueFetcher
 from lamina.errors import BadValue
@@ -113,7 +113,7 @@ class FrontDoor(IngressProcess):
             joins=config.joins,
             token=config.token,
             tls=between,
-            data_address=config.advertise or join_address(config.data_host, self._port.port),
+            data_address=config.advertise or announced(config.data_host, self._port.port),
             owner=OWNER,
             speaks_grpc=config.grpc_port >= 0,
         )

@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from lamina.cluster.data_port import DataPort
+from lamina.cluster.data_port import DataPort, FetchFailed
 from lamina.cluster.ingress_connection import LeaderConnection
 from lamina.cluster.value_fetcher import Fetched, ValueFetcher
 from lamina.drivers.timer import clock_us
@@ -65,6 +65,9 @@ SETTLE_US = 5_000_000
 """Between a refusal of a server that cannot serve yet and the next try; and how long after a takeover that is believed of one
 that leads: its agents are on their way."""
 
+MADE_AGAIN = 2
+"""How often a result is made once more that could not be fetched: its machine has died, or cannot be reached from here at all."""
+
 MAX_HELD = 10_000
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _UNAVAILABLE = 14
@@ -86,6 +89,7 @@ class _Asked:
     is_sent: bool = False
     has_started: bool = False  #: a part of its answer has gone to the client
     released: set[int] = field(default_factory=set)  #: slots that the leader does not need any more
+    unfetched: int = 0  #: results that could not be fetched
 
 
 class LeaderLink(ControllerLink):
@@ -302,13 +306,16 @@ class LeaderLink(ControllerLink):
                 self._deliver(structs.replace(message, value=found))
                 return
             self._say(ReplyConsumed(message.number))
-            if asked.may_repeat:  # the machine that has it died: it is made once more
+            asked.unfetched += 1
+            if asked.may_repeat and asked.unfetched <= MADE_AGAIN:
                 asked.released.clear()
                 self._transmit(asked)
+            elif asked.may_repeat and isinstance(found, FetchFailed):
+                self._give_up(asked, found)
             else:
                 self._give_up(asked, LeadershipLost(f"the result cannot be fetched: {found}", hint=_LOOK_UP))
 
-        self._fetcher.bring(ref, done)
+        self._fetcher.bring(leader.locate(ref) if leader is not None else ref, done)
 
     def _give_up(self, asked: _Asked, error: LaminaError) -> None:
         """Answer a request with an error of this process' own."""
