@@ -92,7 +92,8 @@ class SocketSession(Exchange):
             self._close(CALL_FAILED + status, _reason_of_body(body))
             return
         if not self._has_sent and body not in NO_RESULT:  # it has returned, not yielded
-            self._socket.send(body.decode() if content_type == JSON else body)
+            is_text = content_type == JSON or content_type.startswith(b"text/")
+            self._socket.send(body.decode(errors="replace") if is_text else body)
         self._close(GOING_AWAY if self._is_draining else NORMAL, "")
 
     def drain(self) -> None:
