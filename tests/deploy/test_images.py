@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -38,6 +39,41 @@ def test_an_image_installs_extras_that_there_are_and_an_app_that_there_is(name: 
     app = re.search(r"^ARG APP=(.*)$", text, re.MULTILINE)
     assert found is not None and app is not None
     assert set(found[1].split(",")) <= set(extras) and (ROOT / app[1] / "app.py").is_file()
+
+
+def names_imported(app: Path) -> set[str]:
+    """Packages that the files of an app need as soon as they are imported or look one up."""
+    found: set[str] = set()
+    for file in app.glob("*.py"):
+        text = file.read_text()
+        found |= set(re.findall(r'find_spec\("(\w+)"\)', text))
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.Import):
+                found |= {one.name.partition(".")[0] for one in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module.partition(".")[0])
+    return found - sys.stdlib_module_names - {file.stem for file in app.glob("*.py")} - {"lamina"}
+
+
+def choices_of_images() -> list[tuple[str, str]]:
+    """Extras and app of each image, and of the composition."""
+    texts = [(DOCKER / name).read_text() for name in FILES]
+    pairs = [(re.findall(r"^ARG EXTRAS=(.*)$", text, re.M)[0], re.findall(r"^ARG APP=(.*)$", text, re.M)[0]) for text in texts]
+    composed = (ROOT / "deploy" / "compose" / "compose.yaml").read_text()
+    return [*pairs, *re.findall(r'EXTRAS: "([^"]*)", APP: ([^}]*)}', composed)]
+
+
+@pytest.mark.parametrize(("extras", "app"), choices_of_images())
+def test_an_image_has_the_packages_that_its_app_imports(extras: str, app: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    chosen = [
+        *project["dependencies"],
+        *(line for extra in extras.split(",") for line in project["optional-dependencies"][extra]),
+    ]
+    installed = {re.split(r"[^\w-]", line)[0] for line in chosen}
+    assert {
+        {"cv2": "opencv-python-headless", "PIL": "pillow"}.get(name, name) for name in names_imported(ROOT / app)
+    } <= installed
 
 
 def test_the_composition_is_read_only_without_capabilities_and_asks_for_a_token() -> None:

@@ -9,8 +9,9 @@ import ipaddress
 import pathlib
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NewType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ from lamina import encoding
 from lamina.errors import BadFlow, BadValue, LaminaError
 from lamina.sdk.annotation_conversion import converter_to
 from lamina.sdk.binding import NOTHING
+from lamina.sdk.json_schema import schema_of
 from lamina.testing import Runtime
 
 if TYPE_CHECKING:
@@ -29,6 +31,16 @@ if TYPE_CHECKING:
 class Point:
     x: int
     y: float = 0.0
+
+
+@dataclasses.dataclass
+class Circle:
+    radius: float
+    x: int = 0
+
+
+class Named(msgspec.Struct, rename="camel"):
+    full_name: str = ""
 
 
 @dataclasses.dataclass
@@ -201,6 +213,53 @@ def test_entries_that_fit_stay_as_they_are(hint: Any, value: Any):
 def test_classes_of_the_standard_library_are_made(hint: Any, value: Any, found: Any):
     assert made(hint, value) == found
     assert type(made(hint, value)) is type(found)
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "found"),
+    [
+        (Point | Circle, {"x": 1}, Point(1)),
+        (Point | Circle, {"radius": 2, "x": 1}, Circle(2.0, 1)),  # both would do: it has more of the fields
+        (Point | Circle | None, None, None),
+        (Named | Circle, {"fullName": "a"}, Named("a")),
+        (Point | Circle | str, "none", "none"),
+        (list[Point | Circle], [{"x": 1}, {"radius": 1}], [Point(1), Circle(1.0)]),
+        (dict[str, list[Point | Circle]], {"a": [{"x": 1}]}, {"a": [Point(1)]}),
+    ],
+)
+def test_of_several_classes_the_one_that_fits_is_made(hint: Any, value: Any, found: Any):
+    assert made(hint, value) == found
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "said", "way"),
+    [
+        (Point | Circle, {}, "x: {} is no Point or Circle", "as Point: x.x is missing; as Circle: x.radius is missing"),
+        (list[Point | Circle], [{"x": 1}, 3], "x.1: 3 is no Point or Circle", "as Point: x.1: 3 is a number where an object"),
+        (list[Point | Circle], "ab", "x: 'ab' is text where a list is needed", "send a list"),
+    ],
+)
+def test_what_fits_none_of_them_is_told_what_each_wants(hint: Any, value: Any, said: str, way: str):
+    with pytest.raises(BadValue) as error:
+        made(hint, value)
+    assert error.value.message == said and error.value.hint.startswith(way)
+
+
+def test_the_schema_names_every_class_that_there_may_be():
+    found = schema_of(list[Point | Circle])
+    assert found["items"] == {"anyOf": [{"$ref": "#/$defs/Point"}, {"$ref": "#/$defs/Circle"}]}
+    assert set(found["$defs"]) == {"Point", "Circle"}
+
+
+def test_a_class_of_attrs_is_made():
+    attrs = pytest.importorskip("attrs")
+    kind = attrs.make_class("Kind", {"x": attrs.field(type=int)})
+    assert made(kind, {"x": 1}) == kind(1)
+
+
+def test_a_note_for_readers_changes_nothing():
+    with pytest.raises(BadValue, match=r"x\.0: 'a' is text where a number is needed"):
+        made(Annotated[list[int], "sizes in millimetres"], ["a"])
 
 
 @pytest.mark.parametrize(

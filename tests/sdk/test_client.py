@@ -54,6 +54,16 @@ def test_options_cannot_be_taken_for_inputs(client: lamina.Client, server: Scrip
     assert server.seen[0].headers["lamina-deadline-ms"] == "50"
 
 
+@pytest.mark.parametrize(
+    ("keyword", "hint"),
+    [("image", "inputs are a dict: call(NAME, {'image': ...})"), ("dedline", "did you mean 'deadline'?")],
+)
+def test_inputs_as_keywords_are_told_where_they_belong(client: lamina.Client, keyword: str, hint: str):
+    with pytest.raises(lamina.errors.BadValue) as error:
+        client.call("classify", **{keyword: 1})  # type: ignore[arg-type]
+    assert (error.value.message, error.value.hint) == (f"{keyword}: no option of a call", hint)
+
+
 def test_a_detailed_call_tells_its_latency(client: lamina.Client, server: Scripted):
     server.answer = lambda seen: ok(3, lamina_latency_ms=12.5, lamina_batch=4)
     answer = client.call_detailed("f")

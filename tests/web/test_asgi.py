@@ -70,6 +70,11 @@ async def waits(file: str):
         raise
 
 
+@app.function(scale=lamina.Scale(max=1))
+def quadruple(x: float) -> float:
+    return double.remote(double.remote(x))
+
+
 served = lamina.asgi(app)
 web = FastAPI(lifespan=served.lifespan)
 
@@ -77,6 +82,29 @@ web = FastAPI(lifespan=served.lifespan)
 @web.get("/hello")
 async def hello():
     return {"hello": "world"}
+
+
+@web.get("/aio/{x}")
+async def aio(x: float):
+    return await double.aio(x)
+
+
+@web.get("/remote/{x}")
+def remote(x: float):
+    return quadruple.remote(x)
+
+
+@web.get("/blocking/{x}")
+async def blocking(x: float):
+    try:
+        return double.remote(x)
+    except lamina.errors.BadValue as error:
+        return error.hint
+
+
+@web.get("/streams/{to}")
+async def streams(to: int):
+    return [piece async for piece in app.async_client().stream("counts", to)]
 
 
 web.mount("/models", served)
@@ -146,6 +174,17 @@ def test_streams_and_websockets_work_there_too(url: str) -> None:
             await connect(f"{url.replace('http', 'ws')}/v1/functions/nowhere/ws")
 
     run(work)
+
+
+@pytest.mark.slow
+def test_the_web_app_around_it_calls_its_functions_as_they_call_each_other(url: str) -> None:
+    with httpx.Client(base_url=url.removesuffix("/models"), timeout=60) as client:
+        if url.endswith("/models"):
+            assert client.get("/aio/3").json() == 6
+            assert client.get("/remote/3").json() == 12
+            assert client.get("/streams/2").json() == [0, 1]
+            assert "await function.aio(...)" in client.get("/blocking/3").json()  # it would wait for itself
+    assert httpx.post(f"{url}/v1/functions/quadruple", json=3, timeout=60).json() == 12
 
 
 @pytest.mark.slow

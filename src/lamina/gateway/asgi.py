@@ -28,6 +28,7 @@ from lamina.sdk.app import App
 from lamina.sdk.app_loader import source_of
 from lamina.server.compression import BodyTooLarge
 from lamina.server.exchange import PAGE_POLICY, Exchange, HttpRequest
+from lamina.server.http1 import HttpServer
 from lamina.server.memory_budget import CONNECTION_BYTES, MemoryBudget, MemoryCharge, address_key
 from lamina.server.origins import OriginPolicy, parse_origins
 from lamina.server.request_parser import SINGLE_HEADERS
@@ -252,31 +253,40 @@ class AsgiServer:
         self._in_process = not self._source if in_process is None else in_process
         self._environment = dict(environment or {})
         self._gateway: Gateway | None = None
+        self._calls: HttpServer | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     async def start(self) -> None:
         if self._gateway is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="lamina-asgi-")  # of this user alone
+            socket = str(Path(self._folder.name) / "calls.sock")
             store = open_store(self._store) if self._store else None
-            self._gateway = await open_gateway(self._runtime(), self._listen, store=store, access=await self._access())
+            runtime = self._runtime(f"unix://{socket}")
+            self._gateway = await open_gateway(runtime, self._listen, store=store, access=await self._access(self._folder.name))
+            self._calls = self._gateway.private_server()
+            await self._calls.start_unix(socket)
+            self._app.connect(f"unix://{socket}", asyncio.get_running_loop())
 
-    async def _access(self) -> AccessControl | None:
+    async def _access(self, folder: str) -> AccessControl | None:
         if not self._token:
             return None
-        if self._store:
-            return await open_access(open_store(self._store), self._token)
-        self._folder = tempfile.TemporaryDirectory(prefix="lamina-asgi-")
-        return await open_access(open_store(str(Path(self._folder.name) / "none.db")), self._token)
+        return await open_access(open_store(self._store or str(Path(folder) / "none.db")), self._token)
 
-    def _runtime(self) -> ServingRuntime:
+    def _runtime(self, url: str) -> ServingRuntime:
         policy = policies.build(self._policy)
         if self._in_process:
             return open_in_process(self._app, policy=policy)
-        return open_local(self._source, app=self._app, policy=policy, probe=True, gpu="auto", environment=self._environment)
+        environment = {"LAMINA_URL": url, "LAMINA_TOKEN": "", **self._environment}
+        return open_local(self._source, app=self._app, policy=policy, probe=True, gpu="auto", environment=environment)
 
     async def stop(self) -> None:
         gateway, self._gateway = self._gateway, None
+        calls, self._calls = self._calls, None
         if gateway is not None:
             await gateway.stop(GRACE_S)
+        if calls is not None:
+            self._app.connect("")
+            await calls.stop()
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None

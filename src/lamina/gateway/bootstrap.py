@@ -153,7 +153,7 @@ class Gateway:
         self._leadership = Leadership(runtime, store, access, self.durable, self.targets, self.process, prepare, brokers)
         self.deposed = self._leadership.deposed
         # the way of a call: handlers, routes, ports
-        self._web = self._open_web_apps(listen.limits) if self.app.mounts else None
+        self._web = self._open_web_apps() if self.app.mounts else None
         self._refusals = SampledRefusals(self.driver)
         self._sockets, self._call_sessions, self.oip, self.router = self._route(access, kept, observers.tracer, full_errors)
         check_head = self.auth.check_any_head if self.app.mounts else self.auth.check_head
@@ -284,18 +284,21 @@ class Gateway:
         )
         return sockets, sessions, oip, router
 
-    def _open_web_apps(self, limits: HttpLimits) -> WebProcess:
+    def private_server(self) -> HttpServer:
+        """A server for the calls of the app's own processes, as the operator's: for a socket that they alone may open."""
+
+        def handle(request: HttpRequest, exchange: Exchange) -> None:
+            self.router.handle(self.auth.own_request(request), exchange)
+
+        return HttpServer(handle, parse_error_body, self._listen.limits, OWN_HEADERS, self.budget)
+
+    def _open_web_apps(self) -> WebProcess:
         """The process of the app's web apps, with a private listener for the calls that it makes."""
         app, shared = self.app, self.driver.engine.shared
         source = app.source or source_of(app)
         if not source:
             raise BadValue("mount: the app lies in no file that another process could import", hint="write it into a file")
-
-        def handle(request: HttpRequest, exchange: Exchange) -> None:
-            self.router.handle(self.auth.own_request(request), exchange)
-
-        calls = HttpServer(handle, parse_error_body, limits, OWN_HEADERS, self.budget)
-        return WebProcess(source, app.mounts, shared.declared, self.budget, calls)
+        return WebProcess(source, app.mounts, shared.declared, self.budget, self.private_server())
 
     @property
     def url(self) -> str:

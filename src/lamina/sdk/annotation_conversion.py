@@ -1,15 +1,13 @@
 """Conversion of inputs to their annotations: a dict that came over the wire becomes the dataclass, a list the tuple.
 
 Annotations that say more than a JSON type do this: dataclasses, structs, typed dicts, enums, literals, dates, tuples, sets,
-bytes inside of others, paths and addresses, constraints (`Annotated[int, Meta(ge=0)]`), and arrays of numpy. What has to do
-with pydantic is left to pydantic. Of a plain `x: float` or `x: list[float]` only the JSON types are checked. A value of another
-type is the caller's mistake, and is said to be: `x.upper()` of a number would look like the function's. Nothing is converted
-then, and arrays, which JSON has no word for, are let through. Bytes for a `str` are its UTF-8.
+bytes inside of others, paths and addresses, constraints (`Annotated[int, Meta(ge=0)]`), unions of such, and arrays of numpy. What
+has to do with pydantic is left to pydantic. Of a plain `x: float` or `x: list[float]` only the JSON types are checked. A value of
+another type is the caller's mistake, and is said to be: `x.upper()` of a number would look like the function's.
 """
 
 from __future__ import annotations
 
-import base64
 import collections.abc
 import contextlib
 import dataclasses
@@ -18,6 +16,7 @@ import decimal
 import enum
 import inspect
 import ipaddress
+import operator
 import pathlib
 import reprlib
 import types
@@ -31,109 +30,23 @@ import msgspec
 from lamina.errors import BadValue
 from lamina.sdk.binding import NOTHING, Param, defaults_of, hints_of
 from lamina.sdk.json_schema import pydantic_adapter, schema_of
+from lamina.sdk.plain_values import (
+    NUMBERS,
+    WIRE_TYPES,
+    aliased,
+    container_class,
+    is_known,
+    items_check,
+    json_type_check,
+    may_be_none,
+    schema_type,
+    wrong_type,
+)
 from lamina.sdk.tensors import Tensor
 from lamina.sdk.validation_errors import WORDS, invalid_value
 
-_NUMBER = (bool, int, float)
-_KINDS: dict[type, tuple[type, ...]] = {
-    str: (str,),
-    int: _NUMBER,
-    float: _NUMBER,
-    bool: _NUMBER,
-    list: (list,),
-    dict: (dict,),
-    bytes: (bytes,),
-}
-_SCHEMAS = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
-_WIRE = frozenset((str, *_NUMBER, list, dict, bytes, type(None)))
-"""What a value can be that came from a client, but for arrays."""
-
-
 MAX_INVALID_FIELDS = 20
 """Fields that an error names."""
-
-
-def schema_type(hint: Any, default: Any) -> str:
-    """JSON Schema type of an annotation; "" if it names none, or more than one."""
-    kinds = _plain_types(hint)
-    return _SCHEMAS.get(kinds[0], "") if len(kinds) == 1 and not _may_be_none(hint, default) else ""
-
-
-def json_type_check(name: str, hint: Any, default: Any) -> Callable[[Any], Any] | None:
-    """A check that returns the value or raises; None if there is nothing to check."""
-    kinds = _plain_types(hint)
-    if not kinds:
-        return None
-    wrong = _WIRE.difference(*(_KINDS[kind] for kind in kinds), [type(None)] if _may_be_none(hint, default) else [])
-    needed = " or ".join(dict.fromkeys(WORDS[kind] for kind in kinds))
-    takes_base64, takes_text = kinds == (bytes,), str in kinds and bytes not in kinds
-    takes_whole = int in kinds and float not in kinds
-
-    def check(value: Any) -> Any:
-        if takes_whole and type(value) is float:
-            return _whole_number(name, value)
-        if takes_text and type(value) is bytes:
-            return _from_utf8(name, value)
-        if takes_base64 and type(value) is str:  # all that JSON has for bytes
-            return _from_base64(name, value)
-        if type(value) in wrong:
-            raise _wrong_type(name, value, needed)
-        return value
-
-    return check
-
-
-def _from_base64(name: str, text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError:
-        hint = "send base64 in JSON, the bytes themselves as the body, or a file in a form"
-        raise BadValue(f"{name}: {reprlib.repr(text)} is text where bytes are needed, and not base64", hint=hint) from None
-
-
-def _whole_number(name: str, value: float) -> int:
-    """A float that JSON, which has one kind of number, means as an integer."""
-    if value.is_integer():
-        return int(value)
-    raise BadValue(f"{name}: {value!r} is no whole number", hint="send a whole number")
-
-
-def _from_utf8(name: str, data: bytes) -> str:
-    """Text that came as a body of its own."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise BadValue(f"{name}: bytes that are not UTF-8 where text is needed", hint="send text, in UTF-8 or as JSON") from None
-
-
-def _wrong_type(name: str, value: Any, needed: str) -> BadValue:
-    if needed == "bytes":
-        hint = "send base64 in JSON, the bytes themselves as the body, or a file in a form"
-    elif type(value) is bytes:
-        hint = f"send {needed} as JSON, with content-type: application/json"
-    else:
-        hint = f"send {needed}"
-    verb = "are" if needed == "bytes" else "is"
-    return BadValue(f"{name}: {reprlib.repr(value)} is {WORDS[type(value)]} where {needed} {verb} needed", hint=hint)
-
-
-def _may_be_none(hint: Any, default: Any) -> bool:
-    """Whether None is allowed: `x: str = None` means it too, whatever a type checker says."""
-    return default is None or type(None) in get_args(hint)
-
-
-def _plain_types(hint: Any) -> tuple[type, ...]:
-    """Plain types an annotation allows besides None; none if it names any other."""
-    hint = _aliased(hint)
-    if get_origin(hint) is Annotated:
-        inner, *notes = get_args(hint)
-        return () if any(isinstance(note, Tensor) for note in notes) else _plain_types(inner)  # a tensor says it better
-    if get_origin(hint) in (typing.Union, types.UnionType):
-        parts = [_plain_types(choice) for choice in get_args(hint) if choice is not type(None)]
-        return tuple(kind for part in parts for kind in part) if all(parts) else ()
-    kind = _container_class(hint)
-    kind = get_origin(kind) or kind
-    return (kind,) if isinstance(kind, type) and kind in _KINDS else ()
 
 
 Converter = Callable[[Any], Any]
@@ -172,14 +85,6 @@ _CONTAINERS = (
     collections.abc.Mapping,
     collections.abc.Iterable,
 )
-_PLAIN_CONTAINERS = {
-    list: list,
-    collections.abc.Sequence: list,
-    collections.abc.Iterable: list,
-    dict: dict,
-    collections.abc.Mapping: dict,
-}
-"""Containers whose entries are checked, and what JSON has for them."""
 
 
 def result_hint(target: Callable[..., Any], *, batched: bool, streams: bool) -> Any:
@@ -273,71 +178,73 @@ def _has_typed_dict(hint: Any) -> bool:
 def converter_to(name: str, hint: Any, default: Any) -> Converter | None:
     """Converter of the values of a parameter; None where every value is taken as it comes."""
     if _is_array(hint):
-        return _array_converter(name, hint, optional=_may_be_none(hint, default))
+        return _array_converter(name, hint, optional=may_be_none(hint, default))
     if (adapter := pydantic_adapter(hint)) is not None:
         return _pydantic_converter(name, adapter, optional=default is None)
-    if _needs_conversion(hint) and _is_known(hint):  # otherwise it stays as it comes
-        return _converter(name, hint, optional=default is None)
-    return _items_check(name, hint, default) or json_type_check(name, hint, default)
+    if _needs_conversion(hint):
+        if is_known(hint, _decode_hook):
+            return _converter(name, hint, optional=default is None)
+        if (composed := _composed(name, hint, optional=default is None)) is not None:
+            return composed  # otherwise it stays as it comes
+    return items_check(name, hint, default) or json_type_check(name, hint, default)
 
 
-def _is_known(hint: Any) -> bool:
-    """Whether msgspec knows a way to make it."""
-    with contextlib.suppress(TypeError, NameError):
-        msgspec.json.Decoder(hint, dec_hook=_decode_hook)
-        return True
-    return False
-
-
-def _items_check(name: str, hint: Any, default: Any) -> Converter | None:
-    """A check of the entries too, where they are annotated with plain types: `list[float]`, `dict[str, list[int]]`."""
-    if not _has_plain_items(hint) or not _is_known(hint):
-        return None
-    optional = _may_be_none(hint, default)
-
-    def check(value: Any) -> Any:
-        if type(value) not in _WIRE or (value is None and optional):
-            return value
-        with contextlib.suppress(msgspec.ValidationError):  # mostly all is well, and this is fast
-            msgspec.convert(value, hint, str_keys=True)
-            return value
-        return _checked_items(name, hint, value)
-
-    return check
-
-
-def _has_plain_items(hint: Any) -> bool:
-    hint, arguments = _aliased(hint), get_args(hint)
+def _composed(name: str, hint: Any, *, optional: bool) -> Converter | None:
+    """Converter to what msgspec makes in parts alone: one of several dataclasses, and lists and objects of such."""
+    inner = get_args(aliased(hint))
     if get_origin(hint) in (typing.Union, types.UnionType):
-        return bool(_plain_types(hint)) and any(map(_has_plain_items, arguments))
-    return get_origin(hint) in _PLAIN_CONTAINERS and bool(_plain_types(arguments[-1]))
+        return _choice(name, [one for one in inner if one is not type(None)], optional=optional or type(None) in inner)
+    kind = container_class(hint)
+    if kind not in (list, dict) or (convert := converter_to(name, inner[-1], NOTHING)) is None:
+        return None
+
+    def make(value: Any) -> Any:
+        if (value is None and optional) or type(value) not in WIRE_TYPES:
+            return value
+        if type(value) is not kind:
+            raise wrong_type(name, value, WORDS[kind])
+        try:
+            return [convert(one) for one in value] if kind is list else {key: convert(one) for key, one in value.items()}
+        except BadValue:  # again, for the name of the entry that is wrong
+            for key, one in enumerate(value) if kind is list else value.items():
+                again = converter_to(f"{name}.{key}", inner[-1], NOTHING)
+                assert again is not None, "it is the same annotation"
+                again(one)
+            raise
+
+    return make
 
 
-def _checked_items(name: str, hint: Any, value: Any) -> Any:
-    """The value with each entry checked, and converted, as a parameter of its type would be."""
-    hint = _aliased(hint)
-    if (check := json_type_check(name, _container_class(hint), NOTHING)) is not None:
-        value = check(value)
-    choices = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    fitting = [one for one in choices if _container_class(one) is type(value) and get_args(one)]
-    if len(fitting) != 1:  # no container, or one of several: which was meant is not known
-        return value
-    inner = get_args(fitting[0])[-1]
-    if isinstance(value, list):
-        return [_checked_items(f"{name}.{at}", inner, one) for at, one in enumerate(value)]
-    return {key: _checked_items(f"{name}.{key}", inner, one) for key, one in value.items()}
+def _choice(name: str, choices: Sequence[Any], *, optional: bool) -> Converter:
+    """Converter to the one of several types that fits; of those the one that has most of the fields given."""
+    arms = [(one, _known_names(one), converter_to(name, one, NOTHING)) for one in choices]
+
+    def make(value: Any) -> Any:
+        if value is None and optional:
+            return value
+        found, wrong = [], []
+        for arm, names, convert in arms:
+            try:
+                made = value if convert is None else convert(value)
+            except BadValue as error:
+                wrong.append(f"as {_type_name(arm)}: {error.message}")
+            else:
+                found.append((len(names & value.keys()) if isinstance(value, dict) else 0, made))
+        if not found:
+            needed = " or ".join(_type_name(arm) for arm, _, _ in arms)
+            raise BadValue(f"{name}: {reprlib.repr(value)} is no {needed}", hint="; ".join(wrong))
+        return max(found, key=operator.itemgetter(0))[1]
+
+    return make
 
 
-def _container_class(hint: Any) -> Any:
-    """`list` for a `Sequence[...]`, `dict` for a `Mapping[...]`; any other annotation as it is."""
-    return _PLAIN_CONTAINERS.get(get_origin(hint) or hint, hint)
+def _known_names(hint: Any) -> set[str]:
+    """Fields of a class as they are on the wire."""
+    return set(getattr(hint, "__struct_encode_fields__", ())) or set(hints_of(hint) if isinstance(hint, type) else ())
 
 
-def _aliased(hint: Any) -> Any:
-    """What a `NewType` or a `type` statement gives another name to."""
-    while type(hint).__module__ == "typing" and type(hint).__name__ in ("NewType", "TypeAliasType"):
-        hint = hint.__supertype__ if hasattr(hint, "__supertype__") else hint.__value__
-    return hint
+def _type_name(hint: Any) -> str:
+    return WORDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 def typed_params(params: tuple[Param, ...], target: Callable[..., Any], *, batched: bool = False) -> tuple[Param, ...]:
@@ -392,9 +299,9 @@ def _array_converter(name: str, hint: Any, *, optional: bool) -> Converter:
 
 
 def _to_array(hint: Any, value: Any) -> Any:
-    if type(value) not in _WIRE:
+    if type(value) not in WIRE_TYPES:
         return value
-    if type(value) in (list, *_NUMBER):
+    if type(value) in (list, *NUMBERS):
         import numpy
 
         named = get_args(_without_none(hint))
@@ -490,7 +397,7 @@ class InvalidFields(Exception):
 
 
 def _needs_conversion(hint: Any) -> bool:
-    hint = _aliased(hint)
+    hint = aliased(hint)
     origin = get_origin(hint)
     if origin is Annotated:
         inner, *notes = get_args(hint)
@@ -501,7 +408,10 @@ def _needs_conversion(hint: Any) -> bool:
         return True
     kind = origin or hint
     if isinstance(kind, type) and (
-        dataclasses.is_dataclass(kind) or issubclass(kind, _CONVERTED_TYPES) or hasattr(kind, "model_validate")
+        dataclasses.is_dataclass(kind)
+        or issubclass(kind, _CONVERTED_TYPES)
+        or hasattr(kind, "model_validate")
+        or hasattr(kind, "__attrs_attrs__")
     ):
         return True
     arguments = get_args(hint)

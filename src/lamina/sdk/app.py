@@ -145,6 +145,7 @@ class App:
         self.mounts: dict[str, AsgiApplication] = {}  #: web apps beside the functions, by path
         self.source = ""  #: where it was loaded from, as `load_app` takes it; "": it was made here
         self._url = ""  #: of the server that calls of this process go to; "": the one at `LAMINA_URL`
+        self._server_loop: AbstractEventLoop | None = None  #: of that server, if it runs in this process
         self._clients: dict[tuple[str, str], Client] = {}
         self._async_clients: WeakKeyDictionary[AbstractEventLoop, dict[tuple[str, str], _OpenClient]] = WeakKeyDictionary()
 
@@ -399,9 +400,14 @@ class App:
 
     def client(self) -> Client:
         """The client for the server at `LAMINA_URL`, with the token in `LAMINA_TOKEN`, as they are now; cached."""
+        from asyncio import _get_running_loop
+
         from lamina.sdk.client import Client
         from lamina.sdk.client_codec import default_server
 
+        if self._server_loop is not None and _get_running_loop() is self._server_loop:
+            hint = "await function.aio(...), or call it from a plain `def` endpoint"
+            raise BadValue("a blocking call in the event loop of the server would wait for itself", hint=hint)
         url, token = default_server()
         url = self._url or url
         if (url, token) not in self._clients:
@@ -423,9 +429,10 @@ class App:
             clients[url, token] = client, _close_with_loop(client)
         return clients[url, token][0]
 
-    def connect(self, url: str) -> None:
-        """Send remote calls of this process (`.remote`, `.aio`, ...) to this server; "": to the one at `LAMINA_URL` again."""
-        self._url = url
+    def connect(self, url: str, loop: AbstractEventLoop | None = None) -> None:
+        """Send remote calls of this process (`.remote`, `.aio`, ...) to this server; "": to the one at `LAMINA_URL` again.
+        `loop` is the server's, if that runs in this process."""
+        self._url, self._server_loop = url, loop
 
     def serve(
         self,

@@ -28,6 +28,7 @@ from lamina.sdk.client_codec import (
     LeaderRoute,
     ServerAddress,
     broken_off,
+    call_options,
     connect_error,
     no_response,
     servers_at,
@@ -80,14 +81,14 @@ class Client:
     def call(self, name: str, inputs: Inputs = None, **options: Unpack[CallKeywords]) -> Any:
         """The result of a function or workflow for inputs by name, or for the value of its only parameter. Options are those of
         `CallOptions`: `deadline`, `priority`, `cost_limit`, and `kind`, without which either is looked for."""
-        result = self._call(name, inputs, CallOptions(**options))
+        result = self._call(name, inputs, call_options(options))
         if isinstance(result, LaminaError):
             raise result
         return result.value
 
     def call_detailed(self, name: str, inputs: Inputs = None, **options: Unpack[CallKeywords]) -> CallResult:
         """As `call`, with latency, batch, slice and cost of the call."""
-        result = self._call(name, inputs, CallOptions(**options))
+        result = self._call(name, inputs, call_options(options))
         if isinstance(result, LaminaError):
             raise result
         return result
@@ -95,7 +96,7 @@ class Client:
     def stream(self, name: str, inputs: Inputs = None, **options: Unpack[CallKeywords]) -> Iterator[Any]:
         """What a function yields, item by item as it comes; of anything else the result is the only item. The request is sent
         when the first item is asked for. Closing the iterator cancels the call: the function is closed at its next `yield`."""
-        exchange = self._protocol.call(name, inputs, CallOptions(**options), stream=True)
+        exchange = self._protocol.call(name, inputs, call_options(options), stream=True)
         step, attempt = resume(exchange, None), self._route.begin(time.monotonic())
         while isinstance(step, ClientRequest):
             server = self._route.current
@@ -161,7 +162,7 @@ class Client:
 
     def start(self, name: str, inputs: Inputs = None, *, idempotency_key: str = "", **options: Unpack[CallKeywords]) -> RunHandle:
         """Start a durable run: it survives this process, and the server's. The same key starts the same run once."""
-        return self.run(self.drive(self._protocol.start(name, inputs, CallOptions(**options), idempotency_key)))
+        return self.run(self.drive(self._protocol.start(name, inputs, call_options(options), idempotency_key)))
 
     def run(self, id: str) -> RunHandle:
         """The durable run of that id, started by any client."""

@@ -11,12 +11,12 @@ import os
 import re
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypedDict
 from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
 from lamina import encoding, errors
-from lamina.errors import BadValue, FunctionFailed, LaminaError, Refused
+from lamina.errors import BadValue, FunctionFailed, LaminaError, Refused, did_you_mean
 from lamina.sdk.resources import checked_objective
 from lamina.units import parse_us
 
@@ -79,6 +79,17 @@ class CallOptions:
     objective: str = ""  #: "deadline", "latency", "cost" or "throughput"; "": that of the function
     fresh: bool = False  #: computed anew, though an earlier result is kept (`cache=` of a function)
     kind: str = ""  #: "functions" or "workflows"; "": either is tried
+
+
+def call_options(given: Mapping[str, Any]) -> CallOptions:
+    """Options as keywords. Inputs are no keywords, so that they never collide with options; who writes them so is told."""
+    try:
+        return CallOptions(**given)
+    except TypeError:
+        known = [field.name for field in fields(CallOptions)]
+        name = next(name for name in given if name not in known)
+        hint = did_you_mean(name, known, f"inputs are a dict: call(NAME, {{{name!r}: ...}})")
+        raise BadValue(f"{name}: no option of a call", hint=hint) from None
 
 
 class RemoteTrace(Exception):

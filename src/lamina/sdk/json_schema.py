@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import collections.abc
 import contextlib
+import types
+import typing
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
@@ -64,12 +66,30 @@ def schema_of(hint: Any, mode: Mode = "validation") -> Schema:
     try:
         (schema,), components = msgspec.json.schema_components([hint], schema_hook=describe, ref_template=DEFS + "{name}")
     except Exception:  # a type that has no JSON form, or a model of a library that cannot say its own
-        return {}
+        return _composed_schema(hint, mode)
     defs = dict(components)
     schema = _without_local_defs(schema, defs)
     for name in list(defs):
         defs[name] = _without_local_defs(defs[name], defs)
     return {**schema, "$defs": defs} if defs else schema
+
+
+def _composed_schema(hint: Any, mode: Mode) -> Schema:
+    """The schema of what msgspec describes in parts alone: one of several dataclasses, and lists and objects of such."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if not inner or origin not in (typing.Union, types.UnionType, list, dict):
+        return {}
+    parts = [schema_of(one, mode) for one in (inner if origin not in (list, dict) else inner[-1:])]
+    if not all(parts):
+        return {}
+    defs = {name: one for part in parts for name, one in part.pop("$defs", {}).items()}
+    if origin is list:
+        found: Schema = {"type": "array", "items": parts[0]}
+    elif origin is dict:
+        found = {"type": "object", "additionalProperties": parts[0]}
+    else:
+        found = {"anyOf": parts}
+    return {**found, "$defs": defs} if defs else found
 
 
 def _tensor_schema(tensor: Tensor) -> Schema:

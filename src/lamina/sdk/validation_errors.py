@@ -95,7 +95,7 @@ def _reason(said: str, value: Any) -> tuple[str, str]:
     if invalid and invalid[1] in _FORMATS:
         needed = _NEEDED[_FORMATS[invalid[1]]]
         return f"{shown or 'a value'} is no{needed[1:] if needed.startswith('a ') else f' {needed}'}", f"send {needed}"
-    return (said if not shown or shown in said else f"{said}, not {shown}"), ""
+    return (f"{said}, not {shown}" if shown and said.startswith("Expected") and shown not in said else said), ""
 
 
 def _inner(value: Any, key: str | int) -> Any:

@@ -95,7 +95,8 @@ class SocketSession(Exchange):
             self._close(CALL_FAILED + status, _reason_of_body(body))
             return
         if not self._has_sent and body not in NO_RESULT:  # it has returned, not yielded
-            self._socket.send(_text_of(body) if content_type == JSON else body)
+            is_text = content_type == JSON or content_type.startswith(b"text/")
+            self._socket.send(_text_of(body) if is_text else body)
         self._close(GOING_AWAY if self._is_draining else NORMAL, "")
 
     def drain(self) -> None:
@@ -324,7 +325,7 @@ def _cut(text: str, room: int) -> str:
 
 
 def _text_of(body: bytes) -> str | bytes:
-    """A result as a message. What a function calls JSON need be no text."""
+    """A result as a message. What a function calls JSON or text need be none."""
     try:
         return body.decode()
     except UnicodeDecodeError:

@@ -11,11 +11,13 @@ from typing import Any
 from lamina import encoding
 from lamina.errors import FunctionFailed, LaminaError
 from lamina.gateway.routes.codec_pool import PIECE_TEXT_BYTES, is_heavy_piece
-from lamina.gateway.routes.http_codec import BYTES
+from lamina.gateway.routes.http_codec import JSON, VALUE
+from lamina.gateway.routes.problems import PROBLEM, make_problem
 from lamina.sdk import stream_codec
 from lamina.server.exchange import Exchange
 
 NOT_CACHED = b"cache-control: no-cache\r\n"
+MAX_DETAIL = 2_000
 NO_RESULT = (b"null", encoding.encode(None))
 
 
@@ -55,9 +57,9 @@ class ServerSentEvents(Exchange):
             if not real.is_streaming:
                 real.respond(status, body, content_type, extra)
                 return
-            self._send_event(b"error", body)
+            self._send_event(b"error", body if content_type == PROBLEM else _own_problem(status, body))
         elif not real.is_streaming and body not in NO_RESULT:  # it has returned, not yielded
-            self._send_event(b"", encoding.to_json(body) if content_type == BYTES else body, extra)
+            self._send_event(b"", body if content_type in (JSON, VALUE) else _as_json(body, content_type), extra)
         if not real.is_streaming:
             real.start_stream(200, self.content_type, NOT_CACHED + extra)
         real.end_stream(self._encode_event(b"end", b"{}"))
@@ -70,7 +72,19 @@ class ServerSentEvents(Exchange):
             real.start_stream(200, self.content_type, NOT_CACHED + extra, self._encode_event(event, data))
 
     def _encode_event(self, event: bytes, data: bytes) -> bytes:
+        if b"\n" in data:  # JSON that a function has written itself
+            data = data.replace(b"\r", b"").replace(b"\n", b"\ndata: ")
         return b"%sdata: %s\n\n" % (b"event: %s\n" % event if event else b"", data)
+
+
+def _as_json(body: bytes, content_type: bytes) -> bytes:
+    """A response of a function's own as the JSON of an event: text as text, all else as base64."""
+    return encoding.to_json(body.decode(errors="replace") if content_type.startswith(b"text/") else body)
+
+
+def _own_problem(status: int, body: bytes) -> bytes:
+    """The problem for a response that a function has raised after values that are sent."""
+    return make_problem(status, body[:MAX_DETAIL].decode(errors="replace")).body()
 
 
 class ValueStream(ServerSentEvents):
