@@ -38,11 +38,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from lamina.core.giving_way import gives_way, patient_slice, promised_units, shuts_out
 from lamina.core.lifecycle import WARM
 from lamina.core.policy import Slot, View
 from lamina.core.scheduling.leases import Device
-from lamina.core.scheduling.slots import gives_way
-from lamina.core.scheduling.state import Batch, FunctionState
+from lamina.core.scheduling.state import Batch, FunctionState, Instance
 from lamina.core.unit_blocks import aligned_starts, find_block
 from lamina.types import NEVER_US
 
@@ -76,6 +76,9 @@ PATIENCE = 0.5
 PEER = 3
 """Times what the batches of a function take: batches that are no longer do not block it, they take turns by deadline."""
 
+SOON = 2
+"""A batch that gives way is at the end of a segment within the time of so many."""
+
 SAFETY = 0.05
 """Part of an SLO that is left out of the tolerance: predictions that are a little off."""
 
@@ -107,22 +110,28 @@ class BlockingRule:
         self._is_shed = is_shed
         self.blocked_us = -1  #: when units were last kept from a function
 
-    def kept_units(self, view: View, function: FunctionState, device: Device, free: int, at_us: int, time_us: int) -> int:
-        """Units that a batch of the function, which holds its own from `at_us` on for `time_us`, must leave to others.
-
-        One that gives way leaves all of them, a segment after it was asked for."""
+    def kept_units(
+        self, view: View, function: FunctionState, device: Device, free: int, at_us: int, time_us: int, segment_us: int = 0
+    ) -> int:
+        """Units that a batch of the function, which holds its own from `at_us` on for `time_us`, must leave to others: to those
+        that could not start in time, and to those that give way and would be late. One that gives way itself, after a segment,
+        keeps out those alone that have none of its units, or cannot wait for its end."""
+        promised = promised_units(view, device, at_us + time_us) if device.yielding and not segment_us else 0
         for one in function.instances.values():
             if one.segment_us and one.device == device.spec.id and gives_way(function, one):
-                return 0
+                return promised
         known = self._claims_on(view, device)
         if not known.least_us or known.least_us[0][0] >= time_us:
-            return 0
+            return promised
         name, host, is_shed = function.spec.name, device.spec.id, self._is_shed
         urgent: Iterator[Claim] = (  # found as they are asked for: of thousands, the first few may want all units
             claim
             for claim in known.blocked_by(time_us)
             if claim.function != name and (claim.home or not is_shed(host, claim.function))
         )
+        if segment_us:
+            soon_us = device.way_us + SOON * segment_us
+            urgent = (claim for claim in urgent if claim.tolerance_us < soon_us or _is_shut_out(view, function, claim, device))
         if len(view.devices) > 1:
             urgent = (claim for claim in urgent if not _has_room_elsewhere(view, claim, device))
         if not _has_time(view, function, time_us):
@@ -131,10 +140,20 @@ class BlockingRule:
         urgent, again = tee(urgent)
         held = [Holding(batch.mask, _end_us(batch)) for batch in (view.batches[number] for number in device.running)]
         kept = keep_units(device.spec.units, device.spec.limits.aligned, held, urgent, free, at_us)
-        if not kept & free or self._takes_turn(view, function, device, again, time_us):
-            return 0
+        if not kept & free or (not segment_us and self._takes_turn(view, function, device, again, time_us)):
+            return promised
         self.blocked_us = view.now_us
-        return kept
+        return promised | kept
+
+    def patient_slice(self, view: View, function: FunctionState, instance: Instance, device: Device) -> int:
+        """A slice on which the next batch of a function with an SLO would give way, if functions that cannot wait for that can do
+        without; 0 if there is none."""
+        mask = patient_slice(view, function, instance, device)
+        if not mask:
+            return 0
+        time_us = device.way_us + view.latency_us(function.spec.name, device, function.spec.max_batch, mask.bit_count())
+        kept = self.kept_units(view, function, device, mask, view.now_us, time_us, instance.segment_us)
+        return 0 if kept & mask else mask
 
     def limits_us(self, view: View, function: FunctionState, device: Device, longer_us: int, within_us: int) -> list[int]:
         """Times that a batch may hold its units for: up to each of them it blocks the same functions, so what must be left to
@@ -165,8 +184,13 @@ class BlockingRule:
         policies that take what a function asks for. Its own home is the function's to use."""
         device, instance = slot.device, slot.instance
         home = device.homes.get(instance.id, 0)
-        if not time_us or len(device.instances) < 2 or (home and not slot.mask & ~home):
+        if slot.gives_way and function.spec.slo.latency_us:
+            return slot if self.patient_slice(view, function, instance, device) else None
+        if not time_us or len(device.instances) < 2:
             return slot
+        if home and not slot.mask & ~home:
+            is_promised = device.yielding and promised_units(view, device, slot.at_us + time_us) & slot.mask
+            return None if is_promised else slot
         if slot.behind is not None:
             free, from_us, held_us = slot.behind.mask, slot.at_us, time_us
         else:
@@ -176,7 +200,8 @@ class BlockingRule:
         if not kept & slot.mask:
             return slot
         left_us = function.queue.head().due_us - view.now_us
-        if is_pressed(left_us, time_us, device.way_us) and self.may_insist(view, function, device, time_us):
+        is_free = not device.yielding or not promised_units(view, device, from_us + held_us) & slot.mask
+        if is_free and is_pressed(left_us, time_us, device.way_us) and self.may_insist(view, function, device, time_us):
             return slot
         mask = find_block(free & ~kept, slot.units, device.spec.limits.aligned, device.spec.units)
         return replace(slot, mask=mask) if device.is_valid_slice(mask) else None
@@ -204,7 +229,16 @@ class BlockingRule:
         if any(left & block == block for block in _blocks(least, spec.units, limits.aligned)):
             return False
         mine = [one for one in function.instances.values() if one.device == spec.id]
+        if any(one.segment_us and self.patient_slice(view, function, one, device) for one in mine):
+            return False  # it need not: it can give way
         return all(not one.running and one.last_used_us + TURN * time_us <= view.now_us for one in mine)
+
+
+def _is_shut_out(view: View, first: FunctionState, claim: Claim, device: Device) -> bool:
+    """Whether the function of a claim has no units of a batch of the `first` that gives way as far as its promise goes."""
+    function = view.functions[claim.function]
+    here = [one for one in function.instances.values() if one.device == device.spec.id]
+    return all(shuts_out(view, first, function, one, device) for one in here)
 
 
 def is_pressed(left_us: int, time_us: int, way_us: int) -> bool:

@@ -57,6 +57,7 @@ class Policy:
     margin: float = 0.05  #: of the expected time, kept spare at admission; below 0 a call that needs luck is admitted, too
     wait: bool = True  #: delay a batch inside a burst
     order: Order = "due"
+    spares_paused: bool = field(default=True, init=False)
     _recent: RecentEstimates = field(default_factory=RecentEstimates, init=False)
     _blocking: BlockingRule = field(default_factory=BlockingRule, init=False)
     _estimator: CompletionEstimator = field(default_factory=fixed_slice_estimator, init=False)

@@ -17,6 +17,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import NamedTuple
 
+from lamina.core.giving_way import held_by_yielding
 from lamina.core.lifecycle import LOADING, WARM
 from lamina.core.policy import View
 from lamina.core.scheduling.leases import Device
@@ -244,6 +245,12 @@ def _queue_delay_us(
         spec, way_us = device.spec, device.way_us
         reach_us, nearest_us = now_us + way_us, min(nearest_us, way_us)
         idle = 0
+        kept = 0
+        held: list[tuple[int, int]] = []  #: by batches that give way no further
+        if device.yielding:
+            held = held_by_yielding(view, function, instance, device, config.time_us)
+            for _, mask in held:
+                kept |= mask
         limit = function.spec.batches_at_once(spec) if function.spec.parts < WHOLE_UNIT else spec.limits.batches_per_instance
         if instance.phase is LOADING:
             size = units * limit if limit else spec.units
@@ -257,18 +264,21 @@ def _queue_delay_us(
             is_blocked = (
                 bool(idle)
                 and spec.limits.per_batch
-                and spec.units - device.busy.bit_count() < units
+                and spec.units - (device.busy | kept).bit_count() < units
                 and function.spec.parts == WHOLE_UNIT
             )
             if instance.running and (is_blocked or idle <= units * before):  # else what is idle is enough, and comes first
                 begun = [batch for batch in instance.batches.values() if batch.started_us >= 0]
                 ends += [(max(batch.slice_free_us - max(0, batch.early_us - way_us), reach_us), units) for batch in begun]
             if is_blocked:
-                ends.append((max(_units_free_at_us(device, units), reach_us), idle))  # others have the units meanwhile
+                free_us = max(min(held)[0] if held else 0, _units_free_at_us(device, units))
+                ends.append((max(free_us, reach_us), idle))  # others have the units meanwhile
                 idle = 0
         else:
             total += spec.units
-            idle = spec.units - device.busy.bit_count()
+            idle = spec.units - (device.busy | kept).bit_count()
+            for end_us, mask in held:
+                ends.append((max(end_us, reach_us), (mask & ~device.busy).bit_count()))
             for at_us, batch_id, count in device.returns:
                 early_us = view.batches[batch_id].early_us
                 at_us -= early_us - way_us if early_us > way_us else 0
