@@ -138,7 +138,7 @@ def test_a_response_that_is_taken_gives_its_room_back_as_it_goes() -> None:
     assert talk.held == 0
 
 
-def test_a_response_that_nobody_takes_is_given_up() -> None:
+def test_a_response_that_is_not_taken_is_given_up() -> None:
     talk = Shut(MemoryBudget())
     talk.answer(1, MIB)
     for now_s in range(2, 29):

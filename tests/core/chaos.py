@@ -261,7 +261,8 @@ class Chaos:
 
     def a_function(self, name: str) -> FunctionSpec:
         spec = self.some_function(name)
-        return replace(spec, slo=Slo(latency_us=50_000)) if self.segments and self.rng.random() < 0.5 else spec
+        slo_us = self.rng.choice((50_000, 400_000))
+        return replace(spec, slo=Slo(latency_us=slo_us)) if self.segments and self.rng.random() < 0.5 else spec
 
     def some_function(self, name: str) -> FunctionSpec:
         rng = self.rng
@@ -399,7 +400,12 @@ class Chaos:
                 self.tell(ev.InstanceSegmented(name, 1_000))
 
     def cut(self) -> None:
-        """Graphs of an instance have been cut. An executor may say so of one that has gone, or of one with an SLO."""
+        """Graphs of an instance have been cut, or a batch has come to the end of a segment. An executor may say so of what has
+        gone, or does not give way."""
+        if self.rng.random() < 0.3:
+            batch_id = self.rng.choice([*self.ledger.batches, 10**6])
+            self.tell(ev.BatchPaused(batch_id, self.rng.choice((0, 3)), self.rng.choice((0, 400, 90_000))))
+            return
         known = [*self.ledger.instances, "nobody"]
         self.tell(ev.InstanceSegmented(self.rng.choice(known), self.rng.choice((300, 1_000))))
 

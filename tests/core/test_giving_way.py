@@ -1,4 +1,5 @@
-"""Batches that give way: those of a function without an SLO that run in segments. Their units are free for all others."""
+"""Batches that give way: those that run in segments, of functions without an SLO, or with one as long as they can wait. Their
+units are free for all others."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ import msgspec
 import pytest
 
 from lamina import policies
-from lamina.core.actions import Kill, StartBatch
-from lamina.core.events import BatchFinished, Deployed, InstanceLost, InstanceSegmented
+from lamina.core.actions import Kill, Reject, StartBatch
+from lamina.core.events import BatchFinished, BatchPaused, Deployed, InstanceLost, InstanceSegmented
 from lamina.core.scheduling.leases import Device
 from lamina.gateway.routes.status import device_status
 from lamina.types import DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits, Slo
-from tests.script import Script
+from tests.script import Script, Takes
 
 MS = 1_000
 GPU = DeviceSpec(id="gpu0", kind="gpu", units=8, memory_mib=1_000, limits=SliceLimits(batches_per_instance=0))
@@ -77,11 +78,11 @@ def test_a_batch_that_is_paused_does_not_hang(script: Script) -> None:
     learnt(script)
     long = only(script.at(300 * MS).arrives("a", target="long"))
     for number in range(1_000):
-        quick = only(script.at((310 + 20 * number) * MS).arrives(f"b{number}", target="quick"))
-        script.at((322 + 20 * number) * MS).tell(BatchFinished(quick.batch_id, 2 * MS))
+        quick = only(script.at((318 + 13 * number) * MS).arrives(f"b{number}", target="quick"))
+        script.at((330 + 13 * number) * MS).tell(BatchFinished(quick.batch_id, 2 * MS))
     assert not script.all(Kill)
     (batch,) = script.controller.state.batches.values()
-    assert (batch.id, batch.paused_us, batch.resumes_us) == (long.batch_id, 1_000 * 12 * MS, -1)
+    assert (batch.id, batch.pauses.us, batch.pauses.resumes_us) == (long.batch_id, 1_000 * 12 * MS, -1)
     script.at(60_000 * MS)
     assert [kill for _, kill in script.all(Kill)] == [Kill(long.instance, "hung")], "nobody pauses it any more"
 
@@ -93,19 +94,135 @@ def test_the_end_of_a_batch_that_gives_way_is_expected_after_all_that_has_its_un
     batch = script.controller.state.batches[long.batch_id]
     assert batch.expected_end_us == 502 * MS, "after what is there"
     script.at(301 * MS).tell(BatchFinished(first.batch_id, 1 * MS))
-    assert (batch.expected_end_us, batch.resumes_us) == (501 * MS, -1)
+    assert (batch.expected_end_us, batch.pauses.resumes_us) == (501 * MS, -1)
     second = only(script.at(400 * MS).arrives("c", target="quick"))
-    assert (batch.expected_end_us, batch.resumes_us) == (503 * MS, 402 * MS)
+    assert (batch.expected_end_us, batch.pauses.resumes_us) == (503 * MS, 402 * MS)
     script.at(405 * MS).tell(BatchFinished(second.batch_id, 2 * MS))
-    assert (batch.expected_end_us, batch.resumes_us) == (506 * MS, -1), "it was slow"
+    assert (batch.expected_end_us, batch.pauses.resumes_us) == (506 * MS, -1), "it was slow"
 
 
-def test_a_function_with_an_slo_does_not_give_way() -> None:
+PATIENT = FunctionSpec(name="long", gpu="must", share=1.0, slo=Slo(latency_us=5_000 * MS), scale=ScaleSpec(min=1, max=1))
+NEIGHBOUR = FunctionSpec(name="next", gpu="must", share=1.0, slo=Slo(latency_us=900 * MS), scale=ScaleSpec(min=1, max=1))
+EACH: dict[str, Takes] = {"long": lambda _, units: whole(200, units), "next": lambda _, units: whole(150, units), "quick": 2 * MS}
+
+
+def whole(ms: int, units: int) -> int:
+    """Of no use on less than all units."""
+    return ms * MS if units == GPU.units else 40 * ms * MS // units
+
+
+@pytest.fixture(params=("edf", "frontier"))
+def promising(request: pytest.FixtureRequest) -> Script:
+    """Policies that see to it that a batch which gives way is in time."""
     script = Script()
-    patient = FunctionSpec(name="long", gpu="must", share=1.0, slo=Slo(latency_us=5_000 * MS), scale=ScaleSpec(min=1, max=1))
-    script.given(patient, QUICK, devices=[GPU], takes={"long": 200 * MS, "quick": 2 * MS}, policy=policies.build("fifo"))
+    script.given(PATIENT, QUICK, NEIGHBOUR, devices=[GPU], takes=dict(EACH), policy=policies.build(request.param))
     learnt(script)
-    assert not only(script.at(300 * MS).arrives("a", target="long")).gives_way
+    return script
+
+
+def test_a_policy_that_does_not_see_to_their_promises_has_no_batches_with_an_slo_give_way() -> None:
+    script = Script()
+    script.given(PATIENT, QUICK, devices=[GPU], takes=dict(EACH), policy=policies.build("fifo"))
+    learnt(script)
+    assert not only(script.at(300 * MS).arrives("a", target="long", within_us=5_000 * MS)).gives_way
+
+
+def test_a_batch_with_an_slo_gives_way_as_well_while_it_can_wait(promising: Script) -> None:
+    long = only(promising.at(300 * MS).arrives("a", target="long", within_us=5_000 * MS))
+    quick = only(promising.at(310 * MS).arrives("b", target="quick", within_us=25 * MS))
+    assert long.gives_way and quick.overlaps == (long.batch_id,) and quick.mask & long.mask
+
+
+def test_one_with_little_time_to_spare_keeps_its_units(promising: Script) -> None:
+    long = [one for one in promising.at(300 * MS).arrives("a", target="long", within_us=399 * MS) if isinstance(one, StartBatch)]
+    assert not any(one.gives_way for one in long)
+
+
+@pytest.mark.parametrize("policy", ["edf", "frontier"])
+def test_nothing_is_started_on_its_units_that_would_make_it_late(policy: str) -> None:
+    script = Script()
+    script.given(PATIENT, NEIGHBOUR, devices=[GPU], takes=dict(EACH), policy=policies.build(policy))
+    learnt(script)
+    long = only(script.at(300 * MS).arrives("a", target="long", within_us=450 * MS))
+    assert long.gives_way, "it has 250 ms to spare"
+    first = only(script.at(301 * MS).arrives("b", target="next", within_us=900 * MS))
+    assert first.overlaps == (long.batch_id,)
+    script.at(451 * MS).tell(BatchFinished(first.batch_id, 150 * MS))
+    assert script.controller.state.batches[long.batch_id].expected_end_us == 650 * MS, "it has 100 ms to spare"
+    second = script.at(452 * MS).arrives("c", target="next", within_us=900 * MS)
+    assert not [one for one in second if isinstance(one, StartBatch) and not one.behind]
+    script.at(652 * MS).tell(BatchFinished(long.batch_id, 200 * MS))
+    assert script.batches[-1].function == "next" and not script.batches[-1].overlaps
+
+
+@pytest.mark.parametrize("policy", ["edf", "frontier"])
+def test_calls_that_wait_behind_it_have_a_promise_too(policy: str) -> None:
+    script, short = Script(), msgspec.structs.replace(NEIGHBOUR, name="short")
+    takes = dict(EACH) | {"short": lambda _, units: whole(30, units)}
+    script.given(PATIENT, NEIGHBOUR, short, devices=[GPU], takes=takes, policy=policies.build(policy))
+    learnt(script)
+    long = only(script.at(300 * MS).arrives("a", target="long", within_us=5_000 * MS))
+    script.at(301 * MS).arrives("b", target="long", within_us=450 * MS)
+    started = script.at(302 * MS).arrives("c", target="next", within_us=900 * MS)
+    assert long.gives_way
+    assert not [one for one in started if isinstance(one, StartBatch)], "b would be done at 850 ms, not at 700 as it was told"
+    assert only(script.at(303 * MS).arrives("d", target="short", within_us=900 * MS)).overlaps == (long.batch_id,)
+
+
+def test_a_call_that_would_have_to_wait_for_it_is_told_so(promising: Script) -> None:
+    """The estimate knows what is not given up: a call is rejected at once, not dropped later."""
+    long = only(promising.at(300 * MS).arrives("a", target="long", within_us=401 * MS))
+    assert long.gives_way
+    first = only(promising.at(301 * MS).arrives("b", target="next", within_us=160 * MS))
+    promising.at(451 * MS).tell(BatchFinished(first.batch_id, 150 * MS))
+    (said,) = promising.at(452 * MS).arrives("c", target="next", within_us=160 * MS)
+    assert isinstance(said, Reject) and said.reason == "deadline"
+
+
+@pytest.mark.parametrize("policy", ["edf", "frontier"])
+@pytest.mark.parametrize(("slo_ms", "has_them"), [(5_000, False), (900, True)])
+def test_others_in_segments_have_its_units_if_they_have_much_less_time(policy: str, slo_ms: int, has_them: bool) -> None:
+    """Else their graphs work in the same memory as the paused one."""
+    script, other = Script(), msgspec.structs.replace(NEIGHBOUR, slo=Slo(latency_us=slo_ms * MS))
+    script.given(PATIENT, other, devices=[GPU], takes=dict(EACH), policy=policies.build(policy))
+    learnt(script)
+    (instance,) = script.controller.state.functions["next"].instances
+    script.tell(InstanceSegmented(instance, 900))
+    long = only(script.at(300 * MS).arrives("a", target="long", within_us=5_000 * MS))
+    started = [
+        one for one in script.at(301 * MS).arrives("b", target="next", within_us=slo_ms * MS) if isinstance(one, StartBatch)
+    ]
+    assert long.gives_way and [one.overlaps for one in started] == ([(long.batch_id,)] if has_them else [])
+    if not has_them:
+        assert only(script.at(502 * MS).tell(BatchFinished(long.batch_id, 200 * MS))).function == "next"
+
+
+def test_nor_has_one_whose_time_is_not_known() -> None:
+    script = Script()
+    script.given(PATIENT, NEIGHBOUR, devices=[GPU], takes={"long": EACH["long"]}, policy=policies.build("frontier"))
+    learnt(script)
+    long = only(script.at(300 * MS).arrives("a", target="long", within_us=5_000 * MS))
+    assert long.gives_way
+    assert not [one for one in script.at(301 * MS).arrives("b", target="next") if isinstance(one, StartBatch)]
+
+
+def test_what_its_device_says_is_left_of_it_is_believed(promising: Script) -> None:
+    long = only(promising.at(300 * MS).arrives("a", target="long", within_us=5_000 * MS))
+    promising.at(310 * MS).arrives("b", target="quick", within_us=25 * MS)
+    promising.at(311 * MS).tell(BatchPaused(long.batch_id, 170, 170 * MS))
+    batch = promising.controller.state.batches[long.batch_id]
+    assert (batch.expected_end_us, batch.pauses.remaining_segments) == (482 * MS, 170)
+    promising.tell(BatchPaused(long.batch_id + 99, 1, 1))  # of one that is over
+
+
+@pytest.mark.parametrize("policy", ["edf", "frontier"])
+def test_homes_of_others_are_theirs_at_any_time(policy: str) -> None:
+    script, owner = Script(), msgspec.structs.replace(QUICK, home=True, lend=True)
+    script.given(PATIENT, owner, devices=[GPU], takes=dict(EACH), policy=policies.build(policy))
+    learnt(script)
+    assert script.controller.state.devices["gpu0"].homes
+    started = script.at(300 * MS).arrives("a", target="long", within_us=5_000 * MS)
+    assert not [one for one in started if isinstance(one, StartBatch) and one.gives_way]
 
 
 def test_until_it_is_known_that_batches_can_be_paused_they_do_not_give_way() -> None:

@@ -141,7 +141,9 @@ class Unreliable(HostRuntime):
         self._may_fail()
         return WarmupRun()
 
-    def capture(self, work: Any, example: Any, bucket: int, slice_: Any, block: Any = None, work_sm_us: int = 0) -> HostPlan:
+    def capture(
+        self, work: Any, example: Any, bucket: int, slice_: Any, block: Any = None, work_sm_us: int = 0, patience: int = 0
+    ) -> HostPlan:
         self._may_fail()
         plan = self.plan(work, example, bucket, slice_)
         number, factor = float(threading.get_ident() % 1009), float(work.factor)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lamina import encoding
-from lamina.gpu.protocol import FunctionLoaded, FunctionSegmented, LoadFunction, RunOnSlice
+from lamina.gpu.protocol import FunctionLoaded, FunctionSegmented, LoadFunction, RunOnSlice, RunPaused
 from lamina.worker.protocol import BatchDone, JobFrame
 from tests.gpu.executor_harness import GpuStage
 from tests.serving import write_app
@@ -47,7 +47,8 @@ def one(g):
     g.launch(plus_one, g.input("x", "float32", (2,)), kernels.out(g.output("y", "float32", (2,))))
 
 app.kernel_graph(gpu=1.0, name="long")(chain)
-app.kernel_graph(gpu=1.0, name="bound", slo="1s")(chain)
+app.kernel_graph(gpu=1.0, name="bound", slo="50ms")(chain)
+app.kernel_graph(gpu=1.0, name="patient", slo="5s")(chain)
 app.kernel_graph(gpu="1/4", name="quick", slo="25ms")(one)
 """
 WHOLE, PART = 0b1111_1111_1111_1111, 0b1111
@@ -86,9 +87,10 @@ def answers(stage: GpuStage, count: int) -> list[tuple[int, object]]:
     return [(one.batch_id, list(encoding.decode(one.results[0]))) for one in found]
 
 
-def test_that_batches_can_be_paused_is_told_of_functions_without_an_slo(stage: GpuStage) -> None:
-    loaded(stage, "bound", "long")
-    assert stage.hear(FunctionSegmented).instance == "long"
+def test_that_batches_can_be_paused_is_told_of_functions_without_an_slo_or_with_a_long_one(stage: GpuStage) -> None:
+    for names in (("bound", "long"), ("patient",)):
+        loaded(stage, *names)
+        assert stage.hear(FunctionSegmented).instance == names[-1]
 
 
 def test_what_comes_later_on_its_units_is_answered_first_and_both_rightly(stage: GpuStage) -> None:
@@ -128,6 +130,8 @@ def test_a_callable_on_its_units_pauses_it_too(stage: GpuStage, tmp_path: Path) 
     stage.tell(a_batch(1, "long", WHOLE, gives_way=True), a_call(2, PART, tmp_path / "go", overlaps=[1]))
     until(lambda: (tmp_path / "go.begun").exists())
     assert paused(stage) == {1}
+    told = stage.hear(RunPaused)
+    assert told.batch_id == 1 and 0 < told.remaining_segments <= 6
     (tmp_path / "go").touch()
     assert [ends(stage), ends(stage)] == [2, 1]
 

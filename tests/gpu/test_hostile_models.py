@@ -138,7 +138,9 @@ class Odd(HostRuntime):
         self._try("warm", bucket, slice_.mask)
         return WarmupRun()
 
-    def capture(self, work: Any, example: Any, bucket: int, slice_: Any, block: Any = None, work_sm_us: int = 0) -> Any:
+    def capture(
+        self, work: Any, example: Any, bucket: int, slice_: Any, block: Any = None, work_sm_us: int = 0, patience: int = 0
+    ) -> Any:
         self._try("make", bucket, slice_.mask)
         return super().capture(work, example, bucket, slice_, block)
 

@@ -115,9 +115,25 @@ def test_what_has_ended_or_runs_in_one_go_is_waited_for(executor, seen):
 
 def test_remaining_segments_are_told(executor):
     long = executor.submit("long", rows(1), 1)
-    assert executor.remaining_segments(long) == 1  # the host counts what is left as one
+    assert executor.remaining_segments(long) == 5
+    executor.poll()
+    assert executor.remaining_segments(long) == 4
     run_all(executor)
     assert executor.remaining_segments(long) == 0
+
+
+def test_a_batch_that_is_paused_is_told_once_for_each_pause(executor):
+    long = executor.submit("long", rows(1), 1)
+    executor.poll()
+    assert executor.take_paused() == []
+    for left in (4, 2):  # one segment runs in the poll that ends the other batch, and one after it
+        executor.submit("quick", rows(1), 1, preempts=[long])
+        ((ticket, segments, left_us),) = executor.take_paused()
+        assert (ticket, segments) == (long, left) and left_us >= 0
+        assert executor.take_paused() == []
+        executor.poll()
+        executor.poll()
+    run_all(executor)
 
 
 def test_a_model_with_a_paused_batch_is_not_unloaded(executor):
@@ -176,7 +192,9 @@ class TimedRuntime(HostRuntime):
     def wants_segments(self, took_us: int) -> bool:
         return is_long(took_us)
 
-    def capture(self, work: Any, example: Any, bucket: int, slice_: Any, block: Any = None, work_sm_us: int = 0):
+    def capture(
+        self, work: Any, example: Any, bucket: int, slice_: Any, block: Any = None, work_sm_us: int = 0, patience: int = 0
+    ):
         self.captured.append(work_sm_us)
         plan = super().capture(work, example, bucket, slice_)
         plan.work = work if is_long(work_sm_us) else work.__call__  # a bound method has no segments

@@ -69,7 +69,9 @@ class Recording(HostRuntime):
             raise RuntimeError("what it has set for its thread is not here")
         return WarmupRun()
 
-    def capture(self, work: Any, example: Any, bucket: int, slice_: Any, block: Any = None, work_sm_us: int = 0) -> HostPlan:
+    def capture(
+        self, work: Any, example: Any, bucket: int, slice_: Any, block: Any = None, work_sm_us: int = 0, patience: int = 0
+    ) -> HostPlan:
         plan = self.plan(work, example, bucket, slice_)
         plan.is_captured = True
         return plan

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from lamina.core.actions import Action, StartBatch
-from lamina.core.events import DeviceLost, Event, InstanceLost
-from lamina.errors import BadScenario
+from lamina.core.events import BatchFinished, CallArrived, DeviceLost, Event, InstanceLost
 from lamina.planner.interference import ColocatedBatch
 from lamina.sim.colocation import BatchWork, ColocatedBatches, CompletedWork
 from lamina.sim.hardware_model import SEGMENTS_COST
@@ -211,11 +210,80 @@ def test_segments_survive_the_way_to_a_file_and_back():
     assert parse(to_toml(read(BESIDE))).segments_us == {"long_work": 1_000}
 
 
-def test_a_function_with_an_slo_has_no_segments():
-    text = (
-        BESIDE.read_text()
-        .replace('segment = "1ms"', 'segment = "1ms"\nslo = "5s"')
-        .replace("../profiles", str(BESIDE.parents[1] / "profiles"))
+# ------------------------------------------------------------------------------ with an SLO
+
+
+LONG_WITH_SLO = """
+[scenario]
+name = "patient"
+seed = {seed}
+duration = "6s"
+[[device]]
+kind = "k"
+units = 8
+memory = "16GiB"
+way = "0.3ms"
+[[function]]
+name = "urgent"
+max_batch = 4
+share = 1
+slo = "40ms"
+scale = {{ min = 1, max = 1 }}
+[function.profile.k]
+batch = [1, 4]
+p50_ms.8 = [6, 11]
+[[function]]
+name = "long"
+share = 1
+slo = "{slo_ms}ms"
+scale = {{ min = 1, max = 1 }}
+{segment}
+[function.profile.k]
+batch = [1]
+p50_ms.8 = [100]
+[[load]]
+target = "urgent"
+rate = {rate}
+start = "1s"
+[[load]]
+target = "long"
+shape = "closed"
+clients = 1
+start = "1s"
+"""
+
+
+def patient_world(seed: int, slo_ms: int, rate: int, *, segments: bool = True):
+    segment = 'segment = "1ms"' if segments else ""
+    return parse(LONG_WITH_SLO.format(seed=seed, slo_ms=slo_ms, rate=rate, segment=segment))
+
+
+@pytest.mark.parametrize("policy", ["frontier", "edf"])
+def test_long_work_with_an_slo_gives_way_too(policy: str):
+    beside, before = (
+        {row.target: row for row in run(patient_world(1, 2_000, 40, segments=cut), policy, check=True).targets}
+        for cut in (True, False)
     )
-    with pytest.raises(BadScenario, match="segment: a function with an SLO does not give way"):
-        parse(text)
+    assert beside["urgent"].attainment >= 0.97 > 0.9 > before["urgent"].attainment
+    assert beside["long"].attainment == 1.0 and beside["long"].answered >= 30 > before["long"].answered
+
+
+@pytest.mark.parametrize("policy", ["frontier", "edf"])
+@pytest.mark.parametrize("rate", [20, 90, 160, 400])
+@pytest.mark.parametrize("slo_ms", [210, 260, 400, 1_000])
+def test_however_much_urgent_work_comes_a_batch_that_has_begun_keeps_its_promise(policy: str, rate: int, slo_ms: int):
+    """One caller at a time, so nothing waits behind it: what begins in segments ends in time."""
+    due_us, arrived_us, late = dict[int, int](), dict[str, int](), list[int]()
+    world = patient_world(slo_ms + rate, slo_ms, rate)
+
+    def watch(now_us: int, event: Event, actions: list[Action]) -> None:
+        if isinstance(event, CallArrived):
+            arrived_us[event.call.id] = now_us
+        if isinstance(event, BatchFinished) and now_us > due_us.pop(event.batch_id, now_us):
+            late.append(event.batch_id)
+        for action in actions:
+            if isinstance(action, StartBatch) and action.gives_way:
+                due_us[action.batch_id] = arrived_us[action.jobs[0].call_id] + slo_ms * 1_000
+
+    run(world, policy, watch=watch, check=True)
+    assert late == []

@@ -120,8 +120,9 @@ class Controller:
         self._housekeeping_at_us = HOUSEKEEPING_US
         self._margin = margin = AdmissionMargin(self.flows, state.devices)
         self._fair_share = tenancy = FairShare(state, margin, policy.order)
-        picks = getattr(policy, "picks_slice_size", False)
-        self.view = view = View(state, predictor, self.flows, margin, tenancy.weight_of, picks_slice_size=picks, explain=explain)
+        picks, spares = getattr(policy, "picks_slice_size", False), getattr(policy, "spares_paused", False)
+        ways = {"picks_slice_size": picks, "spares_paused": spares, "explain": explain}
+        self.view = view = View(state, predictor, self.flows, margin, tenancy.weight_of, **ways)
         self._dispatch_queue = queue = DispatchQueue(state)
         self._wakeups = wakeups = Wakeups(state.runs)
         self._cluster = cluster = Cluster(state, view, queue, out)
@@ -149,6 +150,7 @@ class Controller:
             ev.BatchFailed: failures.on_batch_failed,
             ev.InstanceReady: completions.on_instance_ready,
             ev.InstanceSegmented: completions.on_instance_segmented,
+            ev.BatchPaused: completions.on_batch_paused,
             ev.InstanceLost: failures.on_instance_lost,
             **members.handlers(),
             ev.Deployed: self._on_deployed,

@@ -75,6 +75,14 @@ class InstanceSegmented(Struct, frozen=True, tag=True):
     segment_us: int
 
 
+class BatchPaused(Struct, frozen=True, tag=True):
+    """A batch that gives way has come to the end of a segment, and others have its units: so much of it is left."""
+
+    batch_id: int
+    remaining_segments: int
+    left_us: int
+
+
 class InstanceLost(Struct, frozen=True, tag=True):
     instance: str
     reason: str = "worker-lost"
@@ -196,6 +204,7 @@ Event = (
     | BatchFailed
     | InstanceReady
     | InstanceSegmented
+    | BatchPaused
     | InstanceLost
     | DeviceJoined
     | DeviceLost

@@ -225,7 +225,8 @@ class View(Clock):
 
     __slots__ = (
         "_least_costs", "_state", "admission_margin_us", "backlogged", "bandwidth", "batches", "deferred", "devices", "explain",
-        "flows", "functions", "instances", "needs_instance", "picks_slice_size", "predictor", "tenant_weight", "waiting",
+        "flows", "functions", "instances", "needs_instance", "picks_slice_size", "predictor", "spares_paused", "tenant_weight",
+        "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -237,6 +238,7 @@ class View(Clock):
         tenant_weight: Callable[[str], float] = _equal_weight,
         *,
         picks_slice_size: bool = False,
+        spares_paused: bool = False,
         explain: bool = False,
     ) -> None:
         super().__init__()
@@ -244,6 +246,7 @@ class View(Clock):
         self._least_costs: dict[str, tuple[int, float]] = {}  #: by target, and until when it is believed
         self.predictor = predictor
         self.picks_slice_size = picks_slice_size  #: the policy may give a batch other slices than its function asks for
+        self.spares_paused = spares_paused  #: the policy starts nothing that makes a batch that gives way late
         self.explain = explain  #: `Start.why` will be read
         self.admission_margin_us: Callable[[str], int] = margin.margin_us if margin is not None else _no_margin_us
         """Margin to add to an estimate so that as many calls of this target are in time as its SLO asks for."""

@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 
 from lamina.core.actions import JobRef, Load, StartBatch
-from lamina.core.events import Event, InstanceLost, InstanceSegmented
+from lamina.core.events import BatchPaused, Event, InstanceLost, InstanceSegmented
 from lamina.drivers.engine import EngineShared, JobValues
 from lamina.drivers.timer import clock_us
 from lamina.engines.inflight import InFlightBatch
@@ -35,6 +35,7 @@ from lamina.gpu.protocol import (
     ModulesImported,
     MoveSlice,
     RunOnSlice,
+    RunPaused,
     StandbyPrepared,
     UnloadFunction,
     ValueFetched,
@@ -327,6 +328,9 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
             case FunctionSegmented():
                 if frame.instance in self._instances:
                     self._post(InstanceSegmented(frame.instance, frame.segment_us))
+            case RunPaused():
+                if frame.left_us and self._batches.open.get(frame.batch_id) is not None:
+                    self._post(BatchPaused(frame.batch_id, frame.remaining_segments, frame.left_us))
             case ExecutorReady():
                 assert self._supervisor is not None
                 self._supervisor.on_ready(executor)

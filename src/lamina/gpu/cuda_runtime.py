@@ -2,9 +2,9 @@
 
 Nothing here stops the device or waits for a stream. Graphs of one slice share a memory pool: they run one after the other, and
 what they produce is copied away in the same stream before the next one starts. Graphs that are cut into segments have a pool of
-their own, one per slice too: while one of them is paused, a short batch may run on its slice. What cuBLAS works in is part of
-these pools: it has 32 MiB for each thread and stream otherwise, which was 17 of the 30 GB of forty small models, and a paused
-graph and the one that preempts it would have had the same.
+their own, one per slice too, and those of functions with an SLO more, by how long it is: while one of them is paused, others may
+run on its slice. What cuBLAS works in is part of these pools: it has 32 MiB for each thread and stream otherwise, which was 17 of
+the 30 GB of forty small models, and a paused graph and the one that preempts it would have had the same.
 
 Their inputs are in one place likewise, and what a batch leaves free of it is cleared. Pinned buffers are shared by all models
 with inputs, or results, of the same shapes.
@@ -29,6 +29,10 @@ from lamina.gpu.slicers.green import GreenSlice
 from lamina.gpu.weights import layerwise_wait
 
 _ALIGN = 512
+
+WHOLE, CUT = 0, 1
+"""Kinds of graphs; those of functions with an SLO are further ones, by how long it is. Each has memory of its own on a slice: so
+urgent work in segments can have units of a batch that is paused, and can wait for longer."""
 
 READY_BUFFERS, READY_BYTES = (2, 16), 32 << 20
 """Pinned buffers that are made with the first graph of their shapes: two at least, for a batch that runs and one that is booked,
@@ -155,6 +159,10 @@ class CudaFlight:
         return len(self._segments) - self._launched
 
     @property
+    def remaining_us(self) -> int:
+        return int(sum(self._plan.segment_us[self._launched :]))
+
+    @property
     def device_us(self) -> int:
         """Time on the device without pauses, once it is done and before `free`."""
         paused_ms = sum(begin.elapsed_time(end) for begin, end in self._pauses)
@@ -245,16 +253,14 @@ class CudaRuntime:
         self._driver = driver
         self.events: list[Any] = []  #: free ones
         self._host_copy_stream: Any = None  #: stream for what was kept, and is needed on the host
-        self._pools: dict[
-            tuple[int, bool], tuple[Any, WeakSet[CudaPlan]]
-        ] = {}  #: by mask, and whether for cut graphs; with plans
+        self._pools: dict[tuple[int, int], tuple[Any, WeakSet[CudaPlan]]] = {}  #: by mask and kind of graphs; with plans
         self.captures = 0
         turns = CaptureLock()
         self.capturing, self.no_capture = turns.capturing, turns.no_capture
         self._for_runs: dict[int, list[Any]] = {}  #: by mask: streams that are free at this moment
         self._for_captures: dict[int, list[Any]] = {}
         self._raw_stream = torch._C._cuda_getCurrentRawStream
-        self._input_memory: dict[tuple[int, bool], Any] = {}  #: by mask, and whether for cut graphs
+        self._input_memory: dict[tuple[int, int], Any] = {}  #: by mask and kind of graphs
         self._pinned_lock = threading.Lock()
         self._pinned: WeakValueDictionary[Any, PinnedBuffers] = WeakValueDictionary()  #: by shapes; plans hold them
 
@@ -332,15 +338,15 @@ class CudaRuntime:
         if self._raw_stream(slice_.torch_stream.device_index) != slice_.stream:
             self._torch.cuda.set_stream(slice_.torch_stream)
 
-    def _capture(self, plan: CudaPlan, block: Any, stream: Any, expected_us: int) -> None:
+    def _capture(self, plan: CudaPlan, block: Any, stream: Any, expected_us: int, kind: int) -> None:
         """Capture on `stream`, which is current. The driver is asked which slice that is: a graph stays where it was captured.
 
         With the block its weights are in, the graph itself waits for them, layer by layer. One that is expected to take long is
         cut."""
         torch = self._torch
         assert plan.slice.owns(torch.cuda.current_stream().cuda_stream), "a graph would be captured outside its slice"
-        is_cut = expected_us > 0
-        pool, users = self._pool(plan.slice.mask, is_cut)
+        is_cut = kind != WHOLE
+        pool, users = self._pool(plan.slice.mask, kind)
         graph = torch.cuda.CUDAGraph(keep_graph=True) if is_cut else torch.cuda.CUDAGraph()
         with torch.inference_mode(), _no_collection(), layerwise_wait(plan.work, block, stream) as waiting:
             torch._C._cuda_clearCublasWorkspaces()  # so that they are made inside, in the pool
@@ -374,15 +380,15 @@ class CudaRuntime:
             return
         plan.set_pieces(cut_graph(driver, raw, nodes, bounds), driver.destroy_graph)
 
-    def _input_views(self, example: Sequence[Any], bucket: int, mask: int, is_cut: bool) -> tuple[Any, ...]:
+    def _input_views(self, example: Sequence[Any], bucket: int, mask: int, kind: int) -> tuple[Any, ...]:
         """Memory of a graph's inputs. Graphs that share a pool share it too: one runs after the other, and after its inputs."""
         torch = self._torch
         sizes = [bucket * part[:1].numel() * part.element_size() for part in example]
         places = list(itertools.accumulate((-(-size // _ALIGN) * _ALIGN for size in sizes), initial=0))
-        memory = self._input_memory.get((mask, is_cut))
+        memory = self._input_memory.get((mask, kind))
         if memory is None or memory.numel() < places[-1]:
             memory = torch.zeros(max(places[-1], _ALIGN), dtype=torch.uint8, device="cuda")
-            self._input_memory[mask, is_cut] = memory
+            self._input_memory[mask, kind] = memory
         views = []
         for part, place, size in zip(example, places, sizes, strict=False):
             flat = memory[place : place + size].view(part.dtype)
@@ -393,11 +399,11 @@ class CudaRuntime:
                 views.append(flat.view(bucket, *part.shape[1:]))
         return tuple(views)
 
-    def _pool(self, mask: int, is_cut: bool) -> tuple[Any, WeakSet[CudaPlan]]:
+    def _pool(self, mask: int, kind: int) -> tuple[Any, WeakSet[CudaPlan]]:
         """Memory pool of the graphs of one slice. With its last graph it is gone for good: then there is a new one."""
-        found = self._pools.get((mask, is_cut))
+        found = self._pools.get((mask, kind))
         if found is None or not found[1]:
-            found = self._pools[mask, is_cut] = (self._torch.cuda.graph_pool_handle(), WeakSet())
+            found = self._pools[mask, kind] = (self._torch.cuda.graph_pool_handle(), WeakSet())
         return found
 
     def trim(self) -> None:
@@ -431,15 +437,17 @@ class CudaRuntime:
         slice_: GreenSlice,
         block: Any = None,
         work_sm_us: int = 0,
+        patience: int = 0,
     ) -> CudaPlan:
         """Capture a graph on a stream of the slice without other users; one at a time, inside `capturing`."""
         with self._own_stream(self._for_captures, slice_) as stream:
             expected_us = work_sm_us // slice_.sms
             is_cut = self._driver is not None and is_long(expected_us)
-            inputs = self._input_views(example, bucket, slice_.mask, is_cut)
+            kind = CUT + patience if is_cut else WHOLE
+            inputs = self._input_views(example, bucket, slice_.mask, kind)
             plan = CudaPlan(work, example, bucket, slice_, inputs, self._staging(example, bucket))
             stream.synchronize()
-            self._capture(plan, block, stream, expected_us if is_cut else 0)
+            self._capture(plan, block, stream, expected_us, kind)
         parts = plan.outputs if isinstance(plan.outputs, tuple | list) else (plan.outputs,)
         plan.landing = self._landing(parts, bucket)
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
+from lamina.core.giving_way import patience_class
 from lamina.errors import BadValue, LaminaError
 from lamina.gpu.models import LoadedModel, ModelTable
 from lamina.gpu.runtime import DeviceRuntime, HostRuntime
@@ -94,6 +95,7 @@ class SliceExecutor:
         self._preempting: list[_Part] = []  #: begun or not, outside of the order of their slices
         self._open: dict[int, _Ticket] = {}
         self._paused: set[int] = set()  #: tickets that wait for others
+        self._stopped: set[int] = set()  #: those that have been told to be at the end of a segment
         self._finished_early: list[FinishedBatch] = []  #: ended before they reached the device
         self._tickets = 0
         self._lost = ""
@@ -109,15 +111,15 @@ class SliceExecutor:
         buckets: Sequence[int] = BUCKETS,
         graphs: bool = True,
         staged: Any = None,
-        gives_way: bool = True,
+        slo_us: int = 0,
     ) -> None:
         """Load a model. `example` is a batch of one, or a tuple of such.
 
-        `staged` is what `models.stage` made of the module's weights; without it, that is done here. Of one that `gives_way` long
-        graphs are cut, where the runtime can.
+        `staged` is what `models.stage` made of the module's weights; without it, that is done here. Without an SLO,
+        or with a long one, long graphs are cut, where the runtime can (`segments.gives_way_with`).
         """
         parts = example if isinstance(example, tuple | list) else (example,)
-        self.models.add(LoadedModel(name, module, parts, tuple(sorted(buckets)), graphs, gives_way), staged)
+        self.models.add(LoadedModel(name, module, parts, tuple(sorted(buckets)), graphs, slo_us), staged)
 
     def unload(self, name: str) -> None:
         """Unload a model. What it has running ends first, by poll()."""
@@ -159,8 +161,8 @@ class SliceExecutor:
         ticket = _Ticket(self._tickets, [None] * len(inputs), then)
         self.slicer.slice(mask)  # a mask that is none is the caller's mistake, and raised here
         self._open[ticket.id] = ticket
-        shares_memory = partial(self.models.is_cut, target, len(inputs), mask)
-        self._preempt(ticket, self._preemptable(preempts, mask, shares_memory))
+        is_cut = partial(self.models.is_cut, target, len(inputs), mask)
+        self._preempt(ticket, self._preemptable(preempts, mask, target, is_cut))
         for one in preempted_by:
             if (before := self._open.get(one)) is not None:
                 self._preempt(before, (ticket,))
@@ -174,7 +176,7 @@ class SliceExecutor:
         """A ticket for work that does not run here: the batches that it preempts wait until `release`, and so may later ones."""
         self._tickets += 1
         ticket = self._open[self._tickets] = _Ticket(self._tickets, [], None)
-        self._preempt(ticket, self._preemptable(preempts, 0))
+        self._preempt(ticket, self._preemptable(preempts))
         return ticket.id
 
     def release(self, ticket: int) -> None:
@@ -185,6 +187,17 @@ class SliceExecutor:
         """Segments of a batch that are still to be launched; 0 for one that runs in one go, or has ended."""
         found = self._open.get(ticket)
         return sum(part.flight.remaining_segments for part in found.parts if part.flight is not None) if found is not None else 0
+
+    def take_paused(self) -> list[tuple[int, int, int]]:
+        """Batches that have come to the end of a segment, once for each pause: ticket, segments that are left, and their time."""
+        found = []
+        for ticket_id in sorted(self._paused - self._stopped):
+            parts = self._open[ticket_id].parts
+            if parts and all(part.flight is not None and part.flight.is_quiet for part in parts):
+                self._stopped.add(ticket_id)
+                left = [(part.flight.remaining_segments, part.flight.remaining_us) for part in parts]
+                found.append((ticket_id, sum(one for one, _ in left), sum(us for _, us in left)))
+        return found
 
     def poll(self) -> list[FinishedBatch]:
         """Batches that have ended since the last time."""
@@ -284,13 +297,19 @@ class SliceExecutor:
                 if part.flight is not None:
                     part.flight.pause()
 
-    def _preemptable(self, tickets: Iterable[int], mask: int, is_cut: Callable[[], bool] = bool) -> tuple[_Ticket, ...]:
+    def _preemptable(
+        self, tickets: Iterable[int], mask: int = 0, target: LoadedModel | None = None, is_cut: Callable[[], bool] = bool
+    ) -> tuple[_Ticket, ...]:
         """Those of the batches that can be preempted for work on this slice: one that is on its way as a whole cannot. Segmented
-        graphs of one slice use the same memory: there the second waits for the first, as if it did not preempt."""
+        graphs of one slice use the same memory if SLOs are about the same, or there are none: there the second waits for the
+        first, as if it did not preempt."""
         known = [self._open[one] for one in tickets if one in self._open]
         found = tuple([one for one in known if not any(part.is_begun and part.flight.is_launched for part in one.parts)])
-        has_same_slice = any(part.mask == mask for victim in found for part in victim.parts)
-        return () if has_same_slice and is_cut() else found
+        if target is None:
+            return found
+        parts = [part for victim in found for part in victim.parts if part.mask == mask]
+        shares_memory = any(patience_class(part.function.slo_us) == patience_class(target.slo_us) for part in parts)
+        return () if shares_memory and is_cut() else found
 
     def _failed(self, piece: _Part, error: BaseException) -> None:
         """Handle a failed launch. Out of memory halves the part, and later ones; another error ends this batch only, unless
@@ -344,10 +363,12 @@ class SliceExecutor:
         """A batch has ended: those it preempted go on, unless others preempt them too."""
         del self._open[ticket.id]
         self._paused.discard(ticket.id)
+        self._stopped.discard(ticket.id)
         for victim in ticket.preempts:
             victim.preempted_by.discard(ticket.id)
             if not victim.preempted_by:
                 self._paused.discard(victim.id)
+                self._stopped.discard(victim.id)
                 for part in victim.parts:
                     if part.flight is not None:
                         part.flight.resume()

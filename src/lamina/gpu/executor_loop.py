@@ -42,6 +42,7 @@ from lamina.gpu.protocol import (
     PrepareStandby,
     Promote,
     RunOnSlice,
+    RunPaused,
     UnloadFunction,
 )
 from lamina.gpu.slicer import Slicer
@@ -452,6 +453,11 @@ class ExecutorLoop:
                 raise done.error
             assert done.then is not None
             done.then(done)
+        if self._executor.paused:
+            batches = {batch.ticket: batch_id for batch_id, batch in self._open.items()}
+            for ticket, segments, left_us in self._executor.take_paused():
+                if ticket in batches:
+                    self._channel.send(RunPaused(batches[ticket], segments, left_us))
 
     def _on_batch_done(self, batch: _Batch, device_us: int, outputs: list[Any]) -> None:
         frame, loaded = batch.frame, batch.function

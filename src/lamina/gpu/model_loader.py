@@ -161,9 +161,8 @@ class ModelLoader:
         """Bring its weights to the device, to stay there until `unpin`."""
         executor = self._executor
         self._slicer.slice(loaded.mask)
-        gives_way = not loaded.function.spec.slo.latency_us
-        given = loaded.instance, loaded.work, loaded.example
-        executor.load(*given, buckets=loaded.buckets, staged=loaded.staged, gives_way=gives_way)
+        given, slo_us = (loaded.instance, loaded.work, loaded.example), loaded.function.spec.slo.latency_us
+        executor.load(*given, buckets=loaded.buckets, staged=loaded.staged, slo_us=slo_us)
         executor.models.pin(loaded.instance)
 
     def _function(self, name: str, app: str) -> Any:

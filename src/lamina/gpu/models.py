@@ -14,8 +14,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lamina.core.giving_way import patience_class
 from lamina.errors import BadValue, UnknownTarget
 from lamina.gpu.runtime import CaptureBusy, DeviceRuntime, Work
+from lamina.gpu.segments import PATIENT_US, gives_way_with
 from lamina.gpu.slicer import Slicer
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ class LoadedModel:
     example: Sequence[Any]
     buckets: tuple[int, ...]
     uses_graphs: bool
-    gives_way: bool = True  #: its long graphs are cut, so that others can preempt it
+    slo_us: int = 0  #: 0: none. Which of its long graphs are cut, so that others can preempt it
     block: WeightBlock | None = None  #: its weights, if they are ours to move
     plans: dict[tuple[int, int], Any] = field(default_factory=dict)  #: by (bucket, mask)
     largest_fit: int = field(init=False)  #: items that are known to fit into memory together
@@ -39,6 +41,11 @@ class LoadedModel:
 
     def __post_init__(self) -> None:
         self.largest_fit = self.buckets[-1]
+
+    @property
+    def may_give_way(self) -> bool:
+        """Whether some graph of it might be cut."""
+        return gives_way_with(self.slo_us, PATIENT_US)
 
     def bucket_for(self, count: int, mask: int) -> int:
         """The smallest bucket that holds so many items and has a graph; without one, the smallest that holds them."""
@@ -155,10 +162,14 @@ class ModelTable:
         function, slice_ = self[name], self._slicer.slice(mask)
         for is_last in (False, True):  # what spoilt one capture need not spoil the next
             try:
-                work_sm_us = function.work_sm_us.get(bucket, 0) if function.gives_way else 0
+                work_sm_us = function.work_sm_us.get(bucket, 0)
+                if not gives_way_with(function.slo_us, work_sm_us // getattr(slice_, "sms", 1)):
+                    work_sm_us = 0
                 with self._runtime.capturing(waits=waits):
                     return self._runtime.capture(
-                        work or function.work, function.example, bucket, slice_, function.block, work_sm_us
+                        *(work or function.work, function.example, bucket, slice_, function.block),
+                        work_sm_us=work_sm_us,
+                        patience=patience_class(function.slo_us),
                     )
             except CaptureBusy:
                 raise
@@ -314,7 +325,7 @@ class ModelTable:
             self.release_weights(function)
             if plan is not None and not plan.is_cut:
                 self._on_replayed(function, key, took_us)
-            elif plan is not None and function.gives_way:
+            elif plan is not None and function.may_give_way:
                 self._segmented.append((function.name, plan.longest_segment_us))
         return bool(self._warmups)
 
@@ -322,7 +333,7 @@ class ModelTable:
         """A whole graph has run once. One that is long is captured again, unless it was tried and could not be cut."""
         is_new = key[0] not in function.work_sm_us
         function.work_sm_us[key[0]] = took_us * getattr(self._slicer.slice(key[1]), "sms", 1)
-        if is_new and function.gives_way and self._runtime.wants_segments(took_us):
+        if is_new and gives_way_with(function.slo_us, took_us) and self._runtime.wants_segments(took_us):
             self._long.append((function.name, key))
 
     def take_long(self) -> list[tuple[str, tuple[int, int]]]:

@@ -125,6 +125,14 @@ class FunctionSegmented(Struct, frozen=True, array_like=True, forbid_unknown_fie
     segment_us: Natural
 
 
+class RunPaused(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=19):
+    """A batch that gives way is at the end of a segment: how many are left, and what they take."""
+
+    batch_id: Natural
+    remaining_segments: Natural
+    left_us: Natural
+
+
 class FunctionLoadFailed(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=22):
     instance: str
     error: ErrorInfo
@@ -212,6 +220,7 @@ FromExecutor = (
     | FunctionLoaded
     | FunctionLoadFailed
     | FunctionSegmented
+    | RunPaused
     | FunctionUnloaded
     | BatchDone
     | ValueFetched

@@ -105,6 +105,11 @@ class InFlightRun(Protocol):
     def remaining_segments(self) -> int: ...
 
     @property
+    def remaining_us(self) -> int:
+        """Time that those take; 0: unknown."""
+        ...
+
+    @property
     def device_us(self) -> int:
         """Time on the device without pauses, once it is done and before `free`."""
         ...
@@ -146,6 +151,7 @@ class DeviceRuntime(Protocol):
         slice_: Any,
         block: Any = None,
         work_sm_us: int = 0,
+        patience: int = 0,
     ) -> GraphPlan: ...
     def capturing(self, *, waits: bool) -> AbstractContextManager[Any]: ...
     def no_capture(self) -> AbstractContextManager[Any]: ...
@@ -175,12 +181,14 @@ class HostPlan:
 class HostFlight:
     """A run on the host. A module that is a sequence of steps (`segments`) is run one step at a look, and can be paused."""
 
-    def __init__(self, device_us: int, outputs: list[Any], steps: Iterator[list[Any] | None] | None = None) -> None:
+    def __init__(
+        self, device_us: int, outputs: list[Any], steps: Iterator[list[Any] | None] | None = None, count: int = 0
+    ) -> None:
         self._found = device_us, outputs
-        self._steps = steps
+        self._steps, self._count = steps, count
         self._is_paused = False
         self._error: Exception | None = None  #: of a step, which ends this run and no other
-        self.remaining_segments = 0 if steps is None else 1
+        self.remaining_segments = count
 
     @property
     def is_launched(self) -> bool:
@@ -189,6 +197,10 @@ class HostFlight:
     @property
     def is_quiet(self) -> bool:
         return self._is_paused and self._steps is not None
+
+    @property
+    def remaining_us(self) -> int:
+        return self._found[0] * self.remaining_segments // max(1, self._count - self.remaining_segments)
 
     @property
     def device_us(self) -> int:
@@ -209,6 +221,7 @@ class HostFlight:
                 self._error, outputs = error, []
             device_us = self._found[0] + (time.perf_counter_ns() - begin_ns) // 1000
             self._found = device_us, outputs or []
+            self.remaining_segments -= 1
             if outputs is not None:
                 self._steps, self.remaining_segments = None, 0
         return self._steps is None
@@ -247,7 +260,7 @@ class HostRuntime:
                 for buffer, part in zip(plan.inputs, item, strict=True):
                     buffer[row] = part
             if plan.is_cut and in_segments:
-                return HostFlight(0, [], _steps(plan, len(items)))
+                return HostFlight(0, [], _steps(plan, len(items)), _step_count(plan.work))
             outputs = split_rows(plan.work(*plan.inputs), len(items))
         return HostFlight((time.perf_counter_ns() - begin_ns) // 1000, outputs)
 
@@ -262,6 +275,7 @@ class HostRuntime:
         slice_: DeviceSlice,
         block: Any = None,
         work_sm_us: int = 0,
+        patience: int = 0,
     ) -> HostPlan:
         plan = HostPlan(work, example, bucket, slice_)
         plan.is_captured = True
@@ -281,6 +295,10 @@ class HostRuntime:
 
     def is_broken(self, error: BaseException) -> bool:
         return False
+
+
+def _step_count(work: Any) -> int:
+    return int(work.launches) if hasattr(work, "steps") else len(work.segments)
 
 
 def _steps(plan: HostPlan, count: int) -> Iterator[list[Any] | None]:

@@ -33,6 +33,18 @@ PIECES_PER_SEGMENT = 4
 MAX_PIECES = 2_000
 
 
+PATIENT_US = 20_000
+"""Graphs of functions with an SLO are cut from here on: shorter ones keep nobody waiting for long, and take memory twice."""
+
+PATIENCE = 4
+"""And where the SLO is so many times as long: with less there is hardly time for pauses."""
+
+
+def gives_way_with(slo_us: int, took_us: int) -> bool:
+    """Whether a function with that SLO (0: none) gives way to others with graphs that take so long."""
+    return not slo_us or (took_us >= PATIENT_US and slo_us >= PATIENCE * took_us)
+
+
 def is_long(expected_us: int, segment_us: int = SEGMENT_US) -> bool:
     """Whether a graph that is expected to take so long is worth cutting."""
     return 0 < LEAST_SEGMENTS * segment_us <= expected_us

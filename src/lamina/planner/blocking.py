@@ -39,11 +39,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from lamina.core.giving_way import gives_way, patient_slice, promised_units, shuts_out
 from lamina.core.lifecycle import WARM
 from lamina.core.policy import Slot, View
 from lamina.core.scheduling.leases import Device
-from lamina.core.scheduling.slots import gives_way
-from lamina.core.scheduling.state import Batch, FunctionState
+from lamina.core.scheduling.state import Batch, FunctionState, Instance
 from lamina.core.unit_blocks import aligned_starts, find_block
 from lamina.planner.function_goals import StepGoals
 from lamina.types import NEVER_US
@@ -78,6 +78,9 @@ PATIENCE = 0.5
 PEER = 3
 """Times what the batches of a function take: batches that are no longer do not block it, they take turns by deadline."""
 
+SOON = 2
+"""A batch that gives way is at the end of a segment within the time of so many."""
+
 SAFETY = 0.05
 """Part of an SLO that is left out of the tolerance: predictions that are a little off."""
 
@@ -105,32 +108,34 @@ class Kept(NamedTuple):
     """Units that a batch must leave to others, and what that follows from."""
 
     units: int
-    has_time: bool
-    is_idle: bool
-    longest_us: int  #: batches longer than that block all the functions that it is kept for
-    fits_us: int  #: what one job takes beside it on an empty device, if that was asked for
-
-
-NOTHING = Kept(0, False, False, 0, 0)
+    promised: int  #: of these, to batches that give way
+    has_time: bool = False
+    is_idle: bool = False
+    longest_us: int = 0  #: batches longer than that block all the functions that it is kept for
+    fits_us: int = 0  #: what one job takes beside it on an empty device, if that was asked for
 
 
 @dataclass(slots=True)
 class _Relevance:
     """Which claims count against a batch of a function: not its own, nor those of its workflow or of what is shed or has room
-    elsewhere."""
+    elsewhere; and not those that can wait until one that gives way does."""
 
     view: View
-    name: str
+    function: FunctionState
     device: Device
     is_shed: Callable[[str, str], bool]
     step_goals: StepGoals
+    soon_us: int  #: in which a batch that gives way leaves its units; 0: it does not
     longest_us: int = 0  #: batches longer than that block all those that counted
 
     def __call__(self, claim: Claim) -> bool:
-        if claim.function == self.name or not (claim.home or not self.is_shed(self.device.spec.id, claim.function)):
+        name = self.function.spec.name
+        if claim.function == name or not (claim.home or not self.is_shed(self.device.spec.id, claim.function)):
             return False
-        if claim.workflow and self.step_goals.is_step(self.name, claim.workflow):
+        if claim.workflow and self.step_goals.is_step(name, claim.workflow):
             return False  # a run does not wait for itself
+        if 0 < self.soon_us <= claim.tolerance_us and not _is_shut_out(self.view, self.function, claim, self.device):
+            return False
         if len(self.view.devices) > 1 and _has_room_elsewhere(self.view, claim, self.device):
             return False
         self.longest_us = max(self.longest_us, _blocking_us(claim))
@@ -151,11 +156,23 @@ class BlockingRule:
         """What is asked from now on is for the next batch, maybe of another function."""
         self.has_kept = False
 
-    def kept_units(self, view: View, function: FunctionState, device: Device, free: int, at_us: int, time_us: int) -> int:
-        """Units that a batch of the function, which holds its own from `at_us` on for `time_us`, must leave to others.
+    def kept_units(
+        self, view: View, function: FunctionState, device: Device, free: int, at_us: int, time_us: int, segment_us: int = 0
+    ) -> int:
+        """Units that a batch of the function, which holds its own from `at_us` on for `time_us`, must leave to others: to those
+        that could not start in time, and to those that give way and would be late. One that gives way itself, after a segment,
+        keeps out those alone that have none of its units, or cannot wait for its end."""
+        return self._keep(view, function, device, free, at_us, time_us, segment_us).units
 
-        One that gives way leaves all of them, a segment after it was asked for."""
-        return self._keep(view, function, device, free, at_us, time_us).units
+    def patient_slice(self, view: View, function: FunctionState, instance: Instance, device: Device) -> int:
+        """A slice on which the next batch of a function with an SLO would give way, if functions that cannot wait for that can do
+        without; 0 if there is none."""
+        mask = patient_slice(view, function, instance, device)
+        if not mask:
+            return 0
+        time_us = device.way_us + view.latency_us(function.spec.name, device, function.spec.max_batch, mask.bit_count())
+        kept = self.kept_units(view, function, device, mask, view.now_us, time_us, instance.segment_us)
+        return 0 if kept & mask else mask
 
     def spared_units(
         self, view: View, function: FunctionState, device: Device, free: int, at_us: int, longer_us: int, within_us: int
@@ -168,22 +185,30 @@ class BlockingRule:
                 kept = self._keep(view, function, device, free, at_us, time_us)
                 yield free & ~kept.units, time_us
 
-    def _keep(self, view: View, function: FunctionState, device: Device, free: int, at_us: int, time_us: int) -> Kept:
-        for one in function.instances.values():
-            if one.segment_us and one.device == device.spec.id and gives_way(function, one):
-                return NOTHING
+    def _keep(
+        self, view: View, function: FunctionState, device: Device, free: int, at_us: int, time_us: int, segment_us: int = 0
+    ) -> Kept:
+        promised = promised_units(view, device, at_us + time_us) if device.yielding and not segment_us else 0
+        mine = [one for one in function.instances.values() if one.device == device.spec.id]
+        if any(one.segment_us and gives_way(function, one) for one in mine):
+            return Kept(promised, promised)
         known = self._claims_on(view, device)
         if not known.least_us or known.least_us[0][0] >= time_us:
-            return NOTHING
-        counts = _Relevance(view, function.spec.name, device, self._is_shed, self.step_goals)
+            return Kept(promised, promised)
+        soon_us = device.way_us + SOON * segment_us if segment_us else 0
+        counts = _Relevance(view, function, device, self._is_shed, self.step_goals, soon_us)
         held = [Holding(batch.mask, _end_us(batch)) for batch in (view.batches[number] for number in device.running)]
         kept = self._place(view, function, device, counts, held, free, at_us, time_us)
-        is_idle = kept & free != 0 and _is_idle(view, function, device, time_us)
+        is_idle = not segment_us and kept & free != 0 and _is_idle(view, mine, time_us)
         fits_us = self._fits_beside_us(view, function, device, counts, time_us) if is_idle else 0
-        if not kept & free or (is_idle and not fits_us):  # what could never run beside what is kept takes turns
-            return Kept(0, _has_time(view, function, time_us), is_idle, counts.longest_us, 0)
+        takes_turn = is_idle and not fits_us  # what could never run beside what is kept, unless it can give way
+        if takes_turn and any(one.segment_us and self.patient_slice(view, function, one, device) for one in mine):
+            takes_turn = False
+        has_time = _has_time(view, function, time_us)
+        if not kept & free or takes_turn:
+            return Kept(promised, promised, has_time, is_idle, counts.longest_us)
         self.has_kept = True
-        return Kept(kept, _has_time(view, function, time_us), is_idle, counts.longest_us, fits_us)
+        return Kept(promised | kept, promised, has_time, is_idle, counts.longest_us, fits_us)
 
     def _place(
         self,
@@ -250,8 +275,13 @@ class BlockingRule:
         policies that take what a function asks for. Its own home is the function's to use."""
         device, instance = slot.device, slot.instance
         home = device.homes.get(instance.id, 0)
-        if not time_us or len(device.instances) < 2 or (home and not slot.mask & ~home):
+        if slot.gives_way and function.spec.slo.latency_us:
+            return slot if self.patient_slice(view, function, instance, device) else None
+        if not time_us or len(device.instances) < 2:
             return slot
+        if home and not slot.mask & ~home:
+            is_promised = device.yielding and promised_units(view, device, slot.at_us + time_us) & slot.mask
+            return None if is_promised else slot
         if slot.behind is not None:
             free, from_us, held_us = slot.behind.mask, slot.at_us, time_us
         else:
@@ -261,7 +291,8 @@ class BlockingRule:
         if not kept & slot.mask:
             return slot
         left_us = function.queue.head().due_us - view.now_us
-        if is_pressed(left_us, time_us, device.way_us) and self.may_insist(view, function, device, time_us):
+        is_free = not device.yielding or not promised_units(view, device, from_us + held_us) & slot.mask
+        if is_free and is_pressed(left_us, time_us, device.way_us) and self.may_insist(view, function, device, time_us):
             return slot
         mask = find_block(free & ~kept, slot.units, device.spec.limits.aligned, device.spec.units)
         return replace(slot, mask=mask) if device.is_valid_slice(mask) else None
@@ -279,6 +310,13 @@ class BlockingRule:
         return known
 
 
+def _is_shut_out(view: View, first: FunctionState, claim: Claim, device: Device) -> bool:
+    """Whether the function of a claim has no units of a batch of the `first` that gives way as far as its promise goes."""
+    function = view.functions[claim.function]
+    here = [one for one in function.instances.values() if one.device == device.spec.id]
+    return all(shuts_out(view, first, function, one, device) for one in here)
+
+
 def is_pressed(left_us: int, time_us: int, way_us: int) -> bool:
     """Whether a job with so much time left may ask for units that are kept for others (`may_insist`): a second batch like its own
     would no longer be in time after the one before it."""
@@ -294,17 +332,22 @@ def _has_time(view: View, function: FunctionState, time_us: int) -> bool:
     return head.due_us - view.now_us > max(AMPLE * time_us, PATIENCE * (head.due_us - head.enqueued_us))
 
 
-def _is_idle(view: View, function: FunctionState, device: Device, time_us: int) -> bool:
-    """Whether it has left the device alone for some times as long as a batch of that time holds it."""
-    mine = [one for one in function.instances.values() if one.device == device.spec.id]
+def _is_idle(view: View, mine: list[Instance], time_us: int) -> bool:
+    """Whether a function has left a device alone for some times as long as a batch of that time holds it."""
     return all(not one.running and one.last_used_us + TURN * time_us <= view.now_us for one in mine)
 
 
 def _holds_for(kept: Kept, view: View, function: FunctionState, device: Device, time_us: int) -> bool:
     """Whether a shorter batch must leave the same: it blocks the same functions, and has the same rights."""
-    if kept.longest_us >= time_us or kept.fits_us > time_us or kept.has_time != _has_time(view, function, time_us):
+    if (
+        kept.promised
+        or kept.longest_us >= time_us
+        or kept.fits_us > time_us
+        or kept.has_time != _has_time(view, function, time_us)
+    ):
         return False
-    return not kept.units or kept.is_idle == _is_idle(view, function, device, time_us)
+    mine = [one for one in function.instances.values() if one.device == device.spec.id]
+    return not kept.units or kept.is_idle == _is_idle(view, mine, time_us)
 
 
 def keep_units(

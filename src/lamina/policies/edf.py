@@ -57,6 +57,7 @@ class Policy:
     margin: float = 0.05  #: of the expected time, kept spare at admission; below 0 a call that needs luck is admitted, too
     wait: bool = True  #: delay a batch inside a burst
     order: Order = "due"
+    spares_paused: bool = field(default=True, init=False)
     _recent: RecentEstimates = field(default_factory=RecentEstimates, init=False)
     _blocking: BlockingRule = field(default_factory=BlockingRule, init=False)
     _estimator: CompletionEstimator = field(default_factory=fixed_slice_estimator, init=False)
@@ -99,7 +100,8 @@ class Policy:
         if len(urgent) > 1:
             urgent.sort(key=_urgency)
         for function in urgent:
-            self._blocking.begin_decision()
+            if self._blocking.has_kept:
+                self._blocking.begin_decision()
             for slot in view.slots(function):
                 yield from self._fill(view, function, slot)
                 if function.spec.name not in view.waiting:

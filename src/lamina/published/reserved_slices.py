@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from lamina.core.giving_way import gives_way
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import Decision, Defer, Drop, Start, View
-from lamina.core.scheduling.slots import Slot, free_slots, gives_way
+from lamina.core.scheduling.slots import Slot, free_slots
 from lamina.core.scheduling.state import FunctionState
 from lamina.planner.batching import batchable_prefix, largest_batch_within
 from lamina.types import NEVER_US

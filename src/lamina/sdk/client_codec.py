@@ -82,7 +82,7 @@ class CallOptions:
 
 
 def call_options(given: Mapping[str, Any]) -> CallOptions:
-    """Options as keywords. Inputs are no keywords, so that they never collide with options; who writes them so is told."""
+    """Options as keywords. Inputs are no keywords, so that they never collide with options; a call that does so is told."""
     try:
         return CallOptions(**given)
     except TypeError:

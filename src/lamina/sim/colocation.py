@@ -31,6 +31,13 @@ class BatchWork(NamedTuple):
     overlaps: tuple[int, ...] = ()  #: batches on units of its slice that give way to it, or to which it gives way
 
 
+class PausedWork(NamedTuple):
+    at_us: int
+    batch_id: int
+    left_us: int  #: of its work, alone
+    remaining_segments: int
+
+
 Span = tuple[int, int]
 """From, and to."""
 
@@ -93,6 +100,7 @@ class ColocatedBatches:
     _followers: dict[int, int] = field(default_factory=dict)  #: batch -> the one that gets its slice
     _preempting: dict[int, tuple[int, ...]] = field(default_factory=dict)  #: batch -> those it waits for to pause
     _finished: list[CompletedWork] = field(default_factory=list)
+    _stopped: list[PausedWork] = field(default_factory=list)
 
     def add(self, now_us: int, entry: BatchWork) -> None:
         self.advance(now_us)
@@ -138,6 +146,18 @@ class ColocatedBatches:
         ended, self._finished = self._finished, []
         return ended
 
+    def take_paused(self) -> list[PausedWork]:
+        """Likewise: those that have come to the end of a segment."""
+        stopped, self._stopped = self._stopped, []
+        return stopped
+
+    def _pause(self, batch: _Batch, now_us: int) -> None:
+        self._paused[batch.entry.batch_id] = batch
+        batch.pause(now_us)
+        left_us = max(0.0, batch.left_us)
+        segments = math.ceil(left_us / batch.entry.segment_us - _ROUNDING_US)
+        self._stopped.append(PausedWork(now_us, batch.entry.batch_id, math.ceil(left_us), segments))
+
     def _step(self, now_us: int) -> None:
         """Begin and end the batches that are due; the others get a new pace."""
         running, waiting = self._running, self._waiting
@@ -154,8 +174,7 @@ class ColocatedBatches:
             if batch.begin_us > now_us:
                 next_us = min(next_us, batch.begin_us)
             elif batch.blockers:  # its inputs were on their way when it was asked to pause
-                self._paused[batch_id] = waiting.pop(batch_id)
-                batch.pause(now_us)
+                self._pause(waiting.pop(batch_id), now_us)
             else:
                 running[batch_id] = waiting.pop(batch_id)
         for one in running.values():
@@ -179,8 +198,7 @@ class ColocatedBatches:
                 if victim is not None:
                     victim.stop()
                     if victim.left_us - victim.stops_at_us <= _ROUNDING_US:
-                        self._paused[one] = self._running.pop(one)
-                        victim.pause(now_us)
+                        self._pause(self._running.pop(one), now_us)
             if not any(one in self._running for one in victims):
                 del self._preempting[batch_id]
                 batch.start(now_us)

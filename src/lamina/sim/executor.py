@@ -24,6 +24,7 @@ from lamina.core.controller import Controller
 from lamina.core.events import (
     BatchFailed,
     BatchFinished,
+    BatchPaused,
     DataResolved,
     DeviceJoined,
     DeviceLost,
@@ -158,6 +159,10 @@ class InterferingBatches:
             for start_us, end_us in ended.spans or ((ended.start_us, ended.end_us),):
                 self.accounting.devices[device].lease(start_us, end_us, action.mask, action.cores, action.part)
             later.append((ended.end_us + handover_us, BatchFinished(ended.batch_id, ended.device_us)))
+        for paused in colocated.take_paused():
+            if paused.batch_id in self._in_flight:
+                told_us = paused.at_us + self._in_flight[paused.batch_id][1]
+                later.append((told_us, BatchPaused(paused.batch_id, paused.remaining_segments, paused.left_us)))
         if colocated.next_us < self._armed_us.get(device, NEVER_US):
             self._armed_us[device] = colocated.next_us
             later.append((colocated.next_us, DeviceChange(device)))

@@ -161,16 +161,10 @@ def read_functions(
             spec = replace(spec, memory_mib=max((profile.memory_mib for profile in mine), default=0))
         functions[spec.name] = spec
         if "segment" in fields:
-            segments[spec.name] = _segment(fields["segment"], spec)
+            segments[spec.name] = fields["segment"].time_us(1)
         _check_function(row, fields, spec, mine, devices)
         profiles += mine
     return tuple(functions.values()), tuple(profiles), segments
-
-
-def _segment(field: Field, spec: FunctionSpec) -> int:
-    if spec.slo.latency_us:
-        raise field.error("a function with an SLO does not give way", "leave out segment, or slo")
-    return field.time_us(1)
 
 
 def _function(row: Field, fields: dict[str, Field]) -> FunctionSpec:

@@ -11,12 +11,12 @@ from collections.abc import Container
 from typing import TypeVar
 
 from lamina.core.actions import Action, JobRef, Kill, Load, ReleaseDevice, Resize, StartBatch, Unload
+from lamina.core.giving_way import NO_PAUSES, Pauses, gives_way, retime_yielding
 from lamina.core.lifecycle import DRAINING, LOADING, QUEUED, WARM
 from lamina.core.policy import LoadInstance, ResizeInstance, ReturnDevice, Start, UnloadInstance, View
 from lamina.core.scheduling.jobs import start
 from lamina.core.scheduling.leases import Device, slice_label
 from lamina.core.scheduling.queues import DispatchQueue
-from lamina.core.scheduling.slots import gives_way
 from lamina.core.scheduling.state import Batch, ControllerState, FunctionState, Instance
 from lamina.core.token_bucket import time_share_bucket
 from lamina.errors import PolicyError
@@ -66,6 +66,7 @@ class Cluster:
             early_us=int(predicted_us * (1 - function.usual_part)),
             part=parts / WHOLE_UNIT,
             gives_way=slot.gives_way,
+            pauses=Pauses(is_promised=function.spec.slo.latency_us > 0) if slot.gives_way else NO_PAUSES,
         )
         if behind is not None:
             batch.book_behind(behind)
@@ -79,7 +80,7 @@ class Cluster:
         self._state.batches[batch.id] = batch
         instance.add_batch(batch)
         if device.yielding:
-            self._retime_yielding(device, batch.mask)
+            retime_yielding(self._view, device, batch.mask)
         delay = self._dispatch_queue.dequeue(function, jobs)
         start(jobs, batch.id)
         self._out.append(
@@ -111,18 +112,6 @@ class Cluster:
         followers = [self._state.batches[number].follower for number in found]
         return (*found, *[one.id for one in followers if one is not None and one.mask & batch.mask])
 
-    def _retime_yielding(self, device: Device, mask: int) -> None:
-        """Batches there that give way go on when the last of those on their units has ended: when is that now?"""
-        now_us, batches = self._view.now_us, self._state.batches
-        for batch_id, units in device.yielding.items():
-            if units & mask:
-                batch = batches[batch_id]
-                ends_us = [batches[one].slice_free_us for one, taken in device.running.items() if taken & units]
-                if ends_us:
-                    batch.pause(now_us, max(now_us, *ends_us))
-                elif batch.resumes_us >= 0:
-                    batch.resume(now_us)
-
     def _check_start(self, decision: Start) -> None:
         jobs, slot = decision.jobs, decision.slot
         instance, device, mask, behind = slot.instance, slot.device, slot.mask, slot.behind
@@ -148,7 +137,7 @@ class Cluster:
         if slot.cores and not 0 < slot.cores <= (device.cores_free if behind is None else behind.cores):
             raise PolicyError(f"{device.spec.id} has no {slot.cores} cores to spare")
         if slot.gives_way:
-            if behind is not None or not gives_way(function, instance):
+            if behind is not None or not (gives_way(function, instance) or (instance.segment_us and self._view.spares_paused)):
                 raise PolicyError(f"batches of {instance.id} do not give way, or not behind another")
             if mask & ~device.open_to_yielding(instance.id):
                 raise PolicyError(f"{slice_label(device.spec.id, mask)} has a batch that gives way, or is reserved for another")
@@ -178,7 +167,7 @@ class Cluster:
             follower.device.lease(follower.id, follower.mask, follower.cores, end_us=follower.expected_end_us)
             follower.instance.on_booked_batch_began()
         if batch.device.yielding:
-            self._retime_yielding(batch.device, batch.mask)
+            retime_yielding(self._view, batch.device, batch.mask)
         if instance.phase is DRAINING and not instance.batches:
             self._finish_unload(instance)
 

@@ -8,7 +8,7 @@ run, so it counts at once; the slice stays with the one before it.
 from __future__ import annotations
 
 from lamina.core.device_timing import DevicePace
-from lamina.core.events import BatchFinished, InstanceReady, InstanceSegmented, JobOutcome
+from lamina.core.events import BatchFinished, BatchPaused, InstanceReady, InstanceSegmented, JobOutcome
 from lamina.core.lifecycle import LOADING
 from lamina.core.policy import PrepareRole, View
 from lamina.core.rolling_update import RollingUpdate
@@ -107,7 +107,13 @@ class Completions:
         instance = self._state.instances.get(event.instance)
         if instance is not None:
             instance.on_segmented(event.segment_us)
+            self._state.functions[instance.function].on_segmented()
             self._cluster.on_segmented(instance)
+
+    def on_batch_paused(self, event: BatchPaused) -> None:
+        batch = self._state.batches.get(event.batch_id)
+        if batch is not None and batch.gives_way:
+            batch.pauses.on_told(self._view.now_us, batch, event)
 
     def on_instance_ready(self, event: InstanceReady) -> None:
         instance = self._state.instances.get(event.instance)

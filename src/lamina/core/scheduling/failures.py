@@ -116,7 +116,7 @@ class Failures:
     def kill_hung(self) -> None:
         now_us = self._view.now_us
         for batch in self._state.batches.values():
-            if batch.started_us < 0 or batch.resumes_us >= 0:
+            if batch.started_us < 0 or batch.pauses.resumes_us >= 0:
                 continue  # it is booked, or paused
             if now_us - max(batch.started_us, batch.heartbeat_us) >= self._hang_timeout_us(batch):
                 self._cluster.kill_instance(batch.instance, "hung")
@@ -126,7 +126,7 @@ class Failures:
 
     def _hang_timeout_us(self, batch: Batch) -> int:
         longest_us = max(5 * batch.predicted_us, self._hang_floor_us) + batch.device.way_us if batch.predicted_us else 60_000_000
-        return longest_us + max(0, batch.paused_us)
+        return longest_us + max(0, batch.pauses.us)
 
     def _retry_jobs(self, batch: Batch, reason: str, *, blamed: bool, caused: bool = True) -> None:
         """Retry the jobs of a failed batch: in batches half as large; alone, once more; then no more, if any `caused` it."""

@@ -89,8 +89,9 @@ class Device:
         return self.all_units & ~self.yielding_units & ~(self.reserved_units(instance) if self.homes else 0)
 
     def find_yielding_slice(self, instance: str, units: int) -> int:
-        """A slice for a batch of this instance that gives way; 0 if there is none."""
-        return self._slice_among(self.open_to_yielding(instance), instance, units)
+        """A slice for a batch of this instance that gives way, a free one if there is; 0 if there is none."""
+        open_units = self.open_to_yielding(instance)
+        return self._slice_among(open_units & ~self.busy, instance, units) or self._slice_among(open_units, instance, units)
 
     def overlapping(self, mask: int, *, gives_way: bool) -> tuple[int, ...]:
         """Batches on some of these units: those that give way to one there, or to which one that gives way does."""

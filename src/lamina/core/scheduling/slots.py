@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from lamina.core.giving_way import closed_units, gives_way, patient_slice
 from lamina.core.lifecycle import WARM
 from lamina.types import NEVER_US, WHOLE_UNIT
 
@@ -50,12 +51,6 @@ UpcomingUnits = tuple["Instance", "Device", int, int, bool, int, "Batch"]
 """Likewise once a running batch has ended: with the time of that, and the batch."""
 
 
-def gives_way(function: FunctionState, instance: Instance) -> bool:
-    """Do batches of this instance give way to others? Those of a function without an SLO that run in segments do: they are paused
-    for as long as others have units of their slice, so such units are free for others, and only for others."""
-    return instance.segment_us > 0 and not function.spec.slo.latency_us
-
-
 def free_slots(view: View, function: FunctionState, instances: Iterable[Instance] = ()) -> Iterator[FreeUnits]:
     """Units open now, one entry per instance (of these, or all) that could take a batch. An idle home comes alone, and whole.
 
@@ -78,8 +73,9 @@ def free_slots(view: View, function: FunctionState, instances: Iterable[Instance
                 yield instance, device, mask, cores, True
             continue
         shared = 0
+        closed = closed_units(view, function, instance, device) if device.yielding else 0
         if device.shared.parts and function.spec.parts < WHOLE_UNIT:
-            kept = reserved_units(view, instance, device) if device.homes else 0
+            kept = closed | (reserved_units(view, instance, device) if device.homes else 0)
             shared = device.shared_block(instance.units, function.spec.parts_on(spec), kept)
         if (device.busy == device.all_units and not shared) or device.is_suspended:
             continue
@@ -93,7 +89,7 @@ def free_slots(view: View, function: FunctionState, instances: Iterable[Instance
         elif home and not home & device.busy:
             yield instance, device, home, cores, True
         elif spec.limits.per_batch:
-            free = device.all_units & ~device.busy
+            free = device.all_units & ~device.busy & ~closed
             if device.homes:
                 free &= ~reserved_units(view, instance, device)
             if free:
@@ -152,7 +148,12 @@ def slots(view: View, function: FunctionState, units: int = 0, cores: int = 0) -
                     if mask := device.find_yielding_slice(instance.id, wanted):
                         yield Slot(instance, device, mask, None, now_us + device.way_us, wanted_cores, gives_way=True)
                     break
+                if instance.segment_us and wanted == instance.units and (mask := patient_slice(view, function, instance, device)):
+                    yield Slot(instance, device, mask, None, now_us + device.way_us, wanted_cores, gives_way=True)
+                    if len(instance.batches) != batches:
+                        break  # no second one while it runs
                 kept = reserved_units(view, instance, device) if device.homes else 0
+                kept |= closed_units(view, function, instance, device) if device.yielding else 0
                 parts = function.spec.parts if function.spec.parts == WHOLE_UNIT else function.spec.parts_on(device.spec)
                 mask = device.find_slice(instance.id, wanted, kept, parts)
             if not mask or (view.bandwidth is not None and mask.bit_count() > view.max_units_by_bandwidth(function, device)):
@@ -207,6 +208,7 @@ def _predecessors(view: View, function: FunctionState, instance: Instance, devic
     if function.spec.parts < WHOLE_UNIT and function.spec.parts_on(device.spec) < WHOLE_UNIT:
         return
     foreign = device.homes_of_others(instance.id) if device.homes else 0
+    foreign |= closed_units(view, function, instance, device) if device.yielding else 0
     if instance.has_capacity(function.batches_at_once(device)):
         for end_us, batch_id, _ in device.ends:
             batch = view.batches[batch_id]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from lamina.core.giving_way import NO_PAUSES, Pauses
 from lamina.core.lifecycle import INSTANCE_TRANSITIONS, InstancePhase
 from lamina.core.scheduling.jobs import ActiveCall, Job
 from lamina.core.scheduling.leases import Device
@@ -130,14 +131,13 @@ class Batch(Struct, eq=False):
     part: float = 1.0  #: of each of its units; others have the rest
     heartbeat_us: int = -1  #: when one of its jobs last said that it is alive
     gives_way: bool = False  #: it pauses while others have units of its slice
-    paused_us: int = 0  #: for so long in all, as far as batches have been started there
-    resumes_us: int = -1  #: it is paused, until then; -1: it is not
+    pauses: Pauses = NO_PAUSES  #: of one that gives way
 
     @property
     def expected_end_us(self) -> int:
         """When its result is expected here. A booked batch gets to its device while the one before it runs."""
         from_us = self.started_us if self.started_us >= 0 else self.planned_start_us
-        return (from_us if from_us > self.ready_us else self.ready_us) + self.predicted_us + self.paused_us
+        return (from_us if from_us > self.ready_us else self.ready_us) + self.predicted_us + self.pauses.us
 
     @property
     def slice_free_us(self) -> int:
@@ -171,21 +171,6 @@ class Batch(Struct, eq=False):
 
     def on_heartbeat(self, now_us: int) -> None:
         self.heartbeat_us = now_us
-
-    def pause(self, now_us: int, until_us: int) -> None:
-        """Others have units of its slice until then, as far as is known by now."""
-        self.paused_us += until_us - (self.resumes_us if self.resumes_us >= 0 else now_us)
-        self.resumes_us = until_us
-
-    def resume(self, now_us: int) -> None:
-        """The last of them has ended."""
-        self.pause(now_us, now_us)
-        self.resumes_us = -1
-
-    def on_paused(self, now_us: int, left_us: int) -> None:
-        """Its device has told how much of it is left."""
-        end_us = max(now_us, self.resumes_us) + left_us + self.device.way_us
-        self.paused_us += end_us - self.expected_end_us
 
 
 def resubmit_window_us(device_us: int, direct: bool = True) -> int:
@@ -261,6 +246,7 @@ class FunctionState:
     rejections: int = 0  #: since its last batch ended
     usual_part: float = 1.0  #: of the time predicted, which is seldom exceeded: what batches take on average
     jobs_in_quarantine: int = 0  #: ran beside others on a worker that died, and have not been tried since
+    is_segmented: bool = False  #: batches of some instance can be paused
     placements: int = 0  #: changes of its instances or their phases: what was worked out about them holds until the next
 
     def batches_at_once(self, device: Device) -> int:
@@ -285,6 +271,9 @@ class FunctionState:
     def next_instance_id(self) -> str:
         self.loads_started += 1
         return f"{self.spec.name}-{self.loads_started}"
+
+    def on_segmented(self) -> None:
+        self.is_segmented = True
 
     def on_instance_moved(self) -> None:
         """One of its instances is in another phase."""

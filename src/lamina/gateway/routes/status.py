@@ -58,6 +58,8 @@ def device_status(state: ControllerState, loop: RealtimeDriver, device: Device, 
             "jobs": len(batches[batch_id].jobs),
             "for_ms": (now_us - batches[batch_id].started_us) / 1000,
             "gives_way": batches[batch_id].gives_way,
+            "is_paused": batches[batch_id].pauses.resumes_us >= 0,
+            "remaining_segments": batches[batch_id].pauses.remaining_segments,
         }
         for batch_id, mask in (*device.running.items(), *device.yielding.items())
         if batch_id in batches

@@ -20,7 +20,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
+from msgspec.structs import replace
+
 from lamina.core.actions import Reject
+from lamina.core.giving_way import promised_units
 from lamina.core.policy import Admitted, Decision, Defer, Drop, RescaleAt, Start, View
 from lamina.core.scheduling.jobs import Job
 from lamina.core.scheduling.queues import Order
@@ -45,7 +48,13 @@ from lamina.policies.frontier.batch_planner import (
     least_latency,
     select_batch,
 )
-from lamina.policies.frontier.candidate_slots import CandidateSlot, free_candidates, spared_candidates, upcoming_candidates
+from lamina.policies.frontier.candidate_slots import (
+    CandidateSlot,
+    free_candidates,
+    patient_candidates,
+    spared_candidates,
+    upcoming_candidates,
+)
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTables, DeviceKinds
 from lamina.policies.frontier.estimate import CompletionEstimator
 from lamina.policies.frontier.load_shedding import LoadShedder
@@ -80,6 +89,7 @@ class Policy:
     period_us: int = 1_000_000  #: between two looks at which functions should be loaded where
     order: Order = field(default="due", init=False)
     picks_slice_size: bool = field(default=True, init=False)
+    spares_paused: bool = field(default=True, init=False)
     _tables: ConfigTables = field(default_factory=ConfigTables, init=False)
     _recent: RecentEstimates = field(default_factory=RecentEstimates, init=False)
     _shedder: LoadShedder = field(default_factory=LoadShedder, init=False)
@@ -220,7 +230,8 @@ class Policy:
             return Drop(head)
 
         # slots that are free now, and the jobs of the next batch
-        self._blocking.begin_decision()
+        if self._blocking.has_kept:
+            self._blocking.begin_decision()
         slots = free_candidates(view, self._tables, self._blocking, function)
         waiting = len(queue)
         if waiting == 1:
@@ -231,6 +242,8 @@ class Policy:
             head = jobs[0]
             in_time = head.due_us >= now_us + soonest_us
         has_goal = states_goal(head.run.call, head.run.flow.slo)
+        if function.is_segmented and in_time and has_goal:
+            slots += patient_candidates(view, self._tables, self._blocking, function)
         for slot in slots:
             if slot.device.spec.link_mib_per_s:
                 slots = _with_transfers(view, jobs, slots)
@@ -262,8 +275,10 @@ class Policy:
             if is_blocked and is_pressed(head.due_us - now_us, fastest_us, soonest_us - fastest_us):
                 slots = free_candidates(view, self._tables, self._blocking, function, insists=True)
                 decision = self._planner.decide(view, batch, slots, cost_limit) if slots else NOTHING
-                if decision.slot is not None and decision.config is not None and decision.until_us <= now_us:
-                    return self._start(view, batch, decision.slot, decision.config, slots)
+                chosen, config = decision.slot, decision.config
+                is_found = chosen is not None and config is not None and decision.until_us <= now_us
+                if chosen and config and is_found and not self._blocks(view, batch, chosen, config):
+                    return self._start(view, batch, chosen, config, slots)
             upcoming = upcoming_candidates(view, self._tables, self._blocking, function, batch.end_us - fastest_us)
             return self._commit(view, batch, upcoming)
         if objective == "latency" and in_time:
@@ -292,10 +307,13 @@ class Policy:
 
     def _blocks(self, view: View, batch: NextBatch, slot: CandidateSlot, config: BatchConfig) -> bool:
         """Whether others need the units before the batch would leave them. Its slots were found for the fastest there is."""
-        if slot.is_reserved or slot.insists or len(slot.device.instances) < 2:
+        device = slot.device
+        if slot.gives_way or len(device.instances) < 2 or ((slot.is_reserved or slot.insists) and not device.yielding):
             return False
         mask = slot.slot_for(config).mask
         us = slot.table.latency_us(config.batch, mask.bit_count(), config.cores)
+        if slot.is_reserved or slot.insists:
+            return bool(promised_units(view, device, slot.at_us + us) & mask)
         if us <= min(batch.fastest_us, slot.longest_us):
             return False
         from_us, held_us = (slot.at_us, us) if slot.behind is not None else (view.now_us, us + slot.device.way_us)
@@ -378,6 +396,10 @@ class Policy:
         function, jobs, now_us = batch.function, batch.jobs, view.now_us
         name, chosen, where = function.spec.name, jobs[: config.batch], slot.slot_for(config)
         units = where.mask.bit_count()
+        instance = where.instance
+        can_give_way = instance.segment_us and units == instance.units and slot.behind is None and not where.gives_way
+        if can_give_way and (mask := self._blocking.patient_slice(view, function, instance, where.device)):
+            where = replace(where, mask=mask, gives_way=True)  # as large, and others can have it meanwhile
         for job in chosen:
             if job.run.call.cost_limit:
                 if over_budget := self._over_budget(view, function, jobs, slot, config, units):

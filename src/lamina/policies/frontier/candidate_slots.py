@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import NamedTuple
 
+from lamina.core.giving_way import gives_way, promised_units
 from lamina.core.policy import View
 from lamina.core.scheduling.leases import Device
-from lamina.core.scheduling.slots import Slot, free_slots, gives_way, upcoming_slots
+from lamina.core.scheduling.slots import Slot, free_slots, upcoming_slots
 from lamina.core.scheduling.state import Batch, FunctionState, Instance
 from lamina.core.unit_blocks import find_block
 from lamina.planner.blocking import BlockingRule
@@ -89,12 +90,18 @@ def free_candidates(
     for instance, device, free, cores, is_home in free_slots(view, function, instances):
         table = tables.table_for(view, function, device)
         may_insist = False
-        if not is_home and len(device.instances) > 1 and (fastest := table.fastest()):
+        fastest = table.fastest() if len(device.instances) > 1 else None
+        if fastest is not None and device.yielding and (is_home or insists):
+            promised = promised_units(view, device, now_us + device.way_us + fastest.time_us)
+            free = free & ~promised if not is_home else 0 if free & promised else free
+        if not is_home and fastest is not None:
             time_us = fastest.time_us + device.way_us
             may_insist = insists and blocking.may_insist(view, function, device, time_us)
             if not may_insist:
                 free &= ~blocking.kept_units(view, function, device, free, now_us, time_us)
         at_us = now_us + device.way_us
+        if not free:
+            continue
         if is_home:
             shares = instance.segment_us > 0 and gives_way(function, instance)
             slot = CandidateSlot(instance, device, table, free, free.bit_count(), cores, True, at_us, is_exact=True)
@@ -104,6 +111,18 @@ def free_candidates(
             idle -= free == device.all_units and not device.cores_busy and device.way_us <= near_us
         if not idle or len(found) == most:
             break
+    return found if view.bandwidth is None else _within_bandwidth(view, function, found)
+
+
+def patient_candidates(view: View, tables: ConfigTables, blocking: BlockingRule, function: FunctionState) -> list[CandidateSlot]:
+    """Where a batch of a function with an SLO would give way to others and be in time all the same: it blocks none of them."""
+    found: list[CandidateSlot] = []
+    for instance in islice(function.instances.values(), MAX_CANDIDATES):
+        device = view.devices[instance.device]
+        if instance.segment_us and (mask := blocking.patient_slice(view, function, instance, device)):
+            table, cores = tables.table_for(view, function, device), device.cores_free if device.spec.cores else 0
+            given = (instance, device, table, mask, mask.bit_count(), cores, False, view.reach_us(device))
+            found.append(CandidateSlot(*given, is_exact=True, gives_way=True))
     return found if view.bandwidth is None else _within_bandwidth(view, function, found)
 
 

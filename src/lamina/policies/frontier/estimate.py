@@ -17,6 +17,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import NamedTuple
 
+from lamina.core.giving_way import held_by_yielding
 from lamina.core.lifecycle import LOADING, WARM
 from lamina.core.policy import View
 from lamina.core.scheduling.leases import Device
@@ -256,7 +257,12 @@ def _queue_delay_us(
     for instance in instances:
         device = view.devices[instance.device]
         spec, way_us = device.spec, device.way_us
-        reach_us, idle = now_us + way_us, 0
+        reach_us, idle, kept = now_us + way_us, 0, 0
+        held: list[tuple[int, int]] = []  #: by batches that give way no further
+        if device.yielding:
+            held = held_by_yielding(view, function, instance, device, config.time_us)
+            for _, mask in held:
+                kept |= mask
         limit = function.spec.batches_at_once(spec) if function.spec.parts < WHOLE_UNIT else spec.limits.batches_per_instance
         if instance.phase is LOADING:
             size = units * limit if limit else spec.units
@@ -271,18 +277,21 @@ def _queue_delay_us(
             is_blocked = (
                 bool(idle)
                 and spec.limits.per_batch
-                and spec.units - device.busy.bit_count() < units
+                and spec.units - (device.busy | kept).bit_count() < units
                 and function.spec.parts == WHOLE_UNIT
             )
             if instance.running and (is_blocked or idle <= units * before):  # else what is idle is enough, and comes first
                 begun = [batch for batch in instance.batches.values() if batch.started_us >= 0]
                 ends += [(max(batch.slice_free_us - max(0, batch.early_us - way_us), reach_us), units) for batch in begun]
             if is_blocked:
-                ends.append((max(_units_free_at_us(device, units), reach_us), idle))  # others have the units meanwhile
+                free_us = max(min(held)[0] if held else 0, _units_free_at_us(device, units))
+                ends.append((max(free_us, reach_us), idle))  # others have the units meanwhile
                 idle = 0
         else:
             total += spec.units
-            idle = spec.units - device.busy.bit_count()
+            idle = spec.units - (device.busy | kept).bit_count()
+            for end_us, mask in held:
+                ends.append((max(end_us, reach_us), (mask & ~device.busy).bit_count()))
             for at_us, batch_id, count in device.returns:
                 early_us = view.batches[batch_id].early_us
                 at_us -= early_us - way_us if early_us > way_us else 0
@@ -297,7 +306,8 @@ def _queue_delay_us(
     skipped, wait_us = max(0, before - MAX_STEPS) // lanes * lanes, 0  # a long queue is served at a steady pace
     if skipped:
         wait_us = _steady_us(skipped, usual_us, total // units, [(us, size // units) for us, size in loading])
-    ends += [(max(now_us, now_us + us - wait_us), size) for us, size in loading]
+    if loading:
+        ends += [(max(now_us, now_us + us - wait_us), size) for us, size in loading]
     start_us = _last_start_us(ends, free, units, before - skipped + 1, usual_us, now_us) - now_us
     wait_us += start_us
     joined = ahead - before * most + int(max(0, start_us - nearest_us) / max(1.0, function.arrivals.interarrival_us))
