@@ -225,6 +225,16 @@ def test_homes_of_others_are_theirs_at_any_time(policy: str) -> None:
     assert not [one for one in started if isinstance(one, StartBatch) and one.gives_way]
 
 
+@pytest.mark.parametrize("policy", ["edf", "frontier"])
+def test_nor_does_an_owner_give_up_its_own_to_those_that_may_borrow_it(policy: str) -> None:
+    script, owner = Script(), msgspec.structs.replace(PATIENT, home=True, lend=True)
+    script.given(owner, QUICK, devices=[GPU], takes=dict(EACH), policy=policies.build(policy))
+    learnt(script)
+    long = only(script.at(300 * MS).arrives("a", target="long", within_us=5_000 * MS))
+    quick = [one for one in script.at(310 * MS).arrives("b", target="quick", within_us=25 * MS) if isinstance(one, StartBatch)]
+    assert not long.gives_way and not quick
+
+
 def test_until_it_is_known_that_batches_can_be_paused_they_do_not_give_way() -> None:
     script = Script()
     script.given(LONG, devices=[GPU], takes={"long": 200 * MS})
