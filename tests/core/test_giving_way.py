@@ -212,6 +212,8 @@ def test_what_its_device_says_is_left_of_it_is_believed(promising: Script) -> No
     promising.at(311 * MS).tell(BatchPaused(long.batch_id, 170, 170 * MS))
     batch = promising.controller.state.batches[long.batch_id]
     assert (batch.expected_end_us, batch.pauses.remaining_segments) == (482 * MS, 170)
+    promising.tell(BatchPaused(long.batch_id, 160, 0))
+    assert (batch.expected_end_us, batch.pauses.remaining_segments) == (482 * MS, 160), "it cannot say how long they take"
     promising.tell(BatchPaused(long.batch_id + 99, 1, 1))  # of one that is over
 
 

@@ -57,9 +57,10 @@ class Pauses:
         self.resumes_us = -1
 
     def on_told(self, now_us: int, batch: Batch, event: BatchPaused) -> None:
-        """Its device has told how much of it is left."""
+        """Its device has told how much of it is left; 0: it cannot say how long that takes."""
         self.remaining_segments = max(0, event.remaining_segments)
-        self.us += max(now_us, self.resumes_us) + max(0, event.left_us) + batch.device.way_us - batch.expected_end_us
+        if event.left_us > 0:
+            self.us += max(now_us, self.resumes_us) + event.left_us + batch.device.way_us - batch.expected_end_us
 
 
 NO_PAUSES = Pauses()
