@@ -1,7 +1,8 @@
 """An interactive model (a quarter of the device, 25 ms) behind HTTP beside closed-loop callers of 0.2 s of work.
 
 On half of the device, a callable that cannot be stopped, without and with a home of the interactive one; and on the whole device,
-a model that runs in segments. What is left to that is the time in which no batch of the other runs, for it needs every unit.
+a model that runs in segments, without an SLO and with one of ten seconds. What is left to that is the time in which no batch of
+the other runs, for it needs every unit.
 """
 
 from __future__ import annotations
@@ -18,8 +19,16 @@ from benchmarks.gpu.server import load, once, post, request, served
 RATES, SECONDS, CALLERS = (200.0, 600.0), 5.0, 3
 GOAL_S = 0.025
 ROUNDS = b"75"
-CASES = os.environ.get("LAMINA_CASES", "0,1,whole").split(",")
-"""Home of the interactive one, or not; and the long work on the whole device."""
+CASES = os.environ.get("LAMINA_CASES", "0,1,whole,patient").split(",")
+"""Home of the interactive one, or not; and the long work on the whole device, without and with an SLO."""
+
+WHOLE = {"whole": "whole_device", "patient": "whole_device_patient"}
+LABELS = {
+    "0": "default options",
+    "1": "with a home",
+    "whole": "long work on the whole device",
+    "patient": "long work on the whole device, with an SLO of 10 s",
+}
 
 
 class Callers:
@@ -47,8 +56,7 @@ class Callers:
 
 def run(bench: Bench) -> None:
     for case in CASES:
-        home, function = case if case != "whole" else "0", "whole_device" if case == "whole" else "long_work"
-        label = {"0": "default options", "1": "with a home", "whole": "long work on the whole device"}[case]
+        home, function, label = "0" if case in WHOLE else case, WHOLE.get(case, "long_work"), LABELS[case]
         with served("--env", f"LAMINA_HOME={home}", app="benchmarks/gpu/beside_app.py") as (url, port, _):
             for name in ("resnet50", function):
                 wire = request(name, patient=True) if name == "resnet50" else post(f"/v1/functions/{name}", ROUNDS, patient=True)
@@ -82,7 +90,7 @@ def run(bench: Bench) -> None:
                     long_calls_per_s=round(long_hz, 2),
                     late_at_s=str([round(place / rate, 2) for place in missed[:40]]),
                 )
-                if case == "whole":
+                if case in WHOLE:
                     what = f"{label}: {rate:.0f} interactive calls/s: long work, of the time that is left"
                     more = {"interactive_busy": round(1 - left, 3), "of_alone": round(long_hz / done, 3)}
                     bench.report.add(what, 100 * long_hz / done / max(left, 0.01), "%", least=80, **more)

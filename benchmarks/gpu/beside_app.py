@@ -10,6 +10,7 @@ from benchmarks.gpu.app import ImageModel
 
 app = lamina.App("beside")
 HOME = os.environ.get("LAMINA_HOME") == "1"
+IS_TWIN = os.environ.get("LAMINA_GPU") == "null"
 
 
 @app.function(gpu=lamina.GPU(1 / 4, required=True), batch=16, slo="25ms", scale=lamina.Scale(min=1, max=1), home=HOME, lend=HOME)
@@ -25,17 +26,17 @@ class LongWork:
         import torch
 
         self.torch = torch
-        self.matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.half)
+        self.matrix = torch.randn(64, 64) if IS_TWIN else torch.randn(8192, 8192, device="cuda", dtype=torch.half)
 
     def __call__(self, rounds: int) -> float:
         out = self.matrix
         for _ in range(rounds):
             out = self.matrix @ self.matrix
-        self.torch.cuda.current_stream().synchronize()
+        if not IS_TWIN:
+            self.torch.cuda.current_stream().synchronize()
         return float(out[0, 0])
 
 
-@app.function(name="whole_device", gpu=lamina.GPU(1.0, required=True), scale=lamina.Scale(min=1, max=1))
 class WholeDevice(lamina.TorchModel):
     """A decoder of 96 layers, 4096 wide, that share the weights of four; 0.2 s on a whole H200, in segments."""
 
@@ -55,6 +56,8 @@ class WholeDevice(lamina.TorchModel):
                     found = self.layers(found)
                 return found[:1, -1, :8]
 
+        if IS_TWIN:
+            return torch.nn.Linear(1, 8).half().eval().requires_grad_(False), torch.zeros(1, 1, dtype=torch.half)
         with torch.device("cuda"):
             module = Decoder().half().eval().requires_grad_(False)
         return module, torch.zeros(1, 1, dtype=torch.half)
@@ -66,3 +69,8 @@ class WholeDevice(lamina.TorchModel):
 
     def post(self, row: Any) -> float:
         return float(row[0])
+
+
+for name, slo in (("whole_device", None), ("whole_device_patient", "10s")):
+    device = lamina.GPU(1.0, required=True)
+    app.function(name=name, gpu=device, slo=slo, scale=lamina.Scale(min=0, max=1, idle="1h"))(type(name, (WholeDevice,), {}))

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.gpu.common import Bench
 from benchmarks.gpu.lanes import percentile
-from benchmarks.gpu.server import IMAGE, ask, load, post, served
+from benchmarks.gpu.server import GPU, IMAGE, ask, load, post, served
 
 APP = "benchmarks/gpu/dense_app.py"
 MASKS = [0b111 << (3 * index) for index in range(5)]
@@ -69,6 +69,8 @@ def tell(what: str, value: float, unit: str, **details: Any) -> None:
 
 def device_mib() -> int:
     """Memory of the device in use, by all processes; asked from outside."""
+    if GPU == "null":
+        return 0
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     return int(subprocess.run(query, capture_output=True, text=True, check=False).stdout.split()[0])
 

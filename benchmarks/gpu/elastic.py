@@ -15,10 +15,9 @@ import threading
 import time
 
 from benchmarks.gpu.common import Bench
-from benchmarks.gpu.server import once, post, served
+from benchmarks.gpu.server import GPU, once, post, served
 
 APP = "benchmarks/gpu/elastic_app.py"
-GPU = os.environ.get("LAMINA_GPU", "auto")
 BUSY = (0.0, 0.1, 0.5, 0.9)
 PERIOD_S, SECONDS = 1.0, 6.0
 
@@ -54,7 +53,7 @@ def ms(times: list[float]) -> dict[str, float]:
 
 def tenants(profiles: str, lend: bool) -> dict[float, tuple[list[float], list[float]]]:
     """Times of the calls of (small, large) by how busy the large one is."""
-    options = ("--gpu", GPU, "--profiles", profiles, "--env", f"LAMINA_LEND={int(lend)}", "--slices", "hard")
+    options = ("--profiles", profiles, "--env", f"LAMINA_LEND={int(lend)}", "--slices", "hard")
     found = {}
     with served(*options, app=APP) as (_, port, _):
         for name in ("small", "large"):

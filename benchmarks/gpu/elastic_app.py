@@ -16,7 +16,7 @@ app = lamina.App("elastic")
 LEND = os.environ.get("LAMINA_LEND") == "1"
 ONE = lamina.Scale(min=1, max=1)
 SMALL: dict[str, Any] = {"objective": "latency"} if LEND else {"home": True, "lend": False}
-#: far away: what has a goal is not cut into segments, which would be another way to lend
+#: far away; and with a goal a home is not given up between two segments, which would be another way to lend
 GOALS: dict[str, Any] = {"slo": "5s", "scale": ONE}
 
 

@@ -21,7 +21,8 @@ from benchmarks.gpu.live import GOAL_S, settle
 from benchmarks.gpu.server import load, once, request, served
 from benchmarks.gpu.zoo import FIVE
 
-RATES = {"lamina": (400, 600, 800, 1_000, 1_200), "litserve": (50, 100, 200, 300, 400, 600)}
+LAMINA_RATES = os.environ.get("LAMINA_RATES", "400 600 800 1000 1200").split()
+RATES = {"lamina": tuple(map(int, LAMINA_RATES)), "litserve": (50, 100, 200, 300, 400, 600)}
 BEYOND = {1.2: 0.95, 1.5: 0.95, 1.75: 0.93, 5.0: 0.9}
 """Times the best goodput that is offered, and the part of it that is to be kept."""
 SECONDS = 2.0

@@ -18,6 +18,8 @@ from pathlib import Path
 from benchmarks.load import generator
 
 APP = "benchmarks/gpu/app.py"
+GPU = os.environ.get("LAMINA_GPU", "auto")
+"""`null`: the executor's twin, to try a benchmark before there is a device."""
 IMAGE = random.Random(0).randbytes(224 * 224 * 3)
 WORDS = json.dumps(list(range(1, 129))).encode()
 
@@ -42,7 +44,21 @@ def post(path: str, body: bytes, mime: str = "application/json", *, patient: boo
 @contextmanager
 def served(*options: str, app: str = APP) -> Iterator[tuple[str, int, int]]:
     """(url, port, pid) of a server on this machine."""
-    command = [sys.executable, "-m", "lamina", "serve", app, "--json", "--port", "0", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "lamina",
+        "serve",
+        app,
+        "--json",
+        "--port",
+        "0",
+        "--gpu",
+        GPU,
+        "--env",
+        f"LAMINA_GPU={GPU}",
+        *options,
+    ]
     path = os.pathsep.join((".", os.environ.get("PYTHONPATH", "")))
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path})
     assert process.stdout is not None

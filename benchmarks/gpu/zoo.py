@@ -6,6 +6,7 @@ drawing the weights takes no time worth naming.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -81,6 +82,8 @@ def build(name: str, seed: int = 0) -> Model:
     import torch
 
     torch.manual_seed(seed)
+    if os.environ.get("LAMINA_GPU") == "null":
+        return _stand_in(name)
     with torch.device(DEVICE):
         for family, names, make in (  # noqa: B007
             ("torchvision", TORCHVISION, _torchvision),
@@ -97,6 +100,17 @@ def build(name: str, seed: int = 0) -> Model:
     if len(shape) == 3:
         module = module.to(memory_format=torch.channels_last)
     return Model(name, family, module, make_input or images(shape), "x".join(map(str, shape)))
+
+
+def _stand_in(name: str) -> Model:
+    """A model that takes no time, for the executor's twin."""
+    import torch
+
+    if name in TEXT:
+        return Model(name, "text", torch.nn.Embedding(30_000, 8).eval(), lambda batch: torch.zeros(batch, 128).long(), "128")
+    layers = (torch.nn.Conv2d(3, 8, 32, stride=32), torch.nn.Flatten(), torch.nn.Linear(8 * 49, 10))
+    module = torch.nn.Sequential(*layers).half().eval().requires_grad_(False)
+    return Model(name, "twin", module, lambda batch: torch.zeros(batch, 3, 224, 224).half(), "3x224x224")
 
 
 def images(shape: tuple[int, ...]) -> Callable[[int], Any]:

@@ -212,6 +212,8 @@ def test_what_its_device_says_is_left_of_it_is_believed(promising: Script) -> No
     promising.at(311 * MS).tell(BatchPaused(long.batch_id, 170, 170 * MS))
     batch = promising.controller.state.batches[long.batch_id]
     assert (batch.expected_end_us, batch.pauses.remaining_segments) == (482 * MS, 170)
+    promising.tell(BatchPaused(long.batch_id, 160, 0))
+    assert (batch.expected_end_us, batch.pauses.remaining_segments) == (482 * MS, 160), "it cannot say how long they take"
     promising.tell(BatchPaused(long.batch_id + 99, 1, 1))  # of one that is over
 
 
@@ -223,6 +225,16 @@ def test_homes_of_others_are_theirs_at_any_time(policy: str) -> None:
     assert script.controller.state.devices["gpu0"].homes
     started = script.at(300 * MS).arrives("a", target="long", within_us=5_000 * MS)
     assert not [one for one in started if isinstance(one, StartBatch) and one.gives_way]
+
+
+@pytest.mark.parametrize("policy", ["edf", "frontier"])
+def test_nor_does_an_owner_give_up_its_own_to_those_that_may_borrow_it(policy: str) -> None:
+    script, owner = Script(), msgspec.structs.replace(PATIENT, home=True, lend=True)
+    script.given(owner, QUICK, devices=[GPU], takes=dict(EACH), policy=policies.build(policy))
+    learnt(script)
+    long = only(script.at(300 * MS).arrives("a", target="long", within_us=5_000 * MS))
+    quick = [one for one in script.at(310 * MS).arrives("b", target="quick", within_us=25 * MS) if isinstance(one, StartBatch)]
+    assert not long.gives_way and not quick
 
 
 def test_until_it_is_known_that_batches_can_be_paused_they_do_not_give_way() -> None:

@@ -66,7 +66,9 @@ class Gated(HostRuntime):
         self.holds, self.error, self.fits = holds, error, LARGEST
         self.fail_launch: list[Exception] = []
 
-    def capture(self, work: Any, example: Any, bucket: int, slice_: Any, block: Any = None, work_sm_us: int = 0) -> Any:
+    def capture(
+        self, work: Any, example: Any, bucket: int, slice_: Any, block: Any = None, work_sm_us: int = 0, patience: int = 0
+    ) -> Any:
         self.tried.append((bucket, slice_.mask))
         if self.holds(bucket, slice_.mask):
             self.begun.set()
@@ -326,7 +328,9 @@ class Stuck(HostRuntime):
             self.gate.wait(20)
         return super().launch(plan, items, **options)
 
-    def capture(self, work: Any, example: Any, bucket: int, slice_: Any, block: Any = None, work_sm_us: int = 0) -> Any:
+    def capture(
+        self, work: Any, example: Any, bucket: int, slice_: Any, block: Any = None, work_sm_us: int = 0, patience: int = 0
+    ) -> Any:
         if slice_.mask == UNLIKELY:
             raise RuntimeError("no graph")
         return super().capture(work, example, bucket, slice_, block)
@@ -459,7 +463,9 @@ class Long(HostRuntime):
     def wants_segments(self, took_us: int) -> bool:
         return took_us > 2_000
 
-    def capture(self, work: Any, example: Any, bucket: int, slice_: Any, block: Any = None, work_sm_us: int = 0) -> Any:
+    def capture(
+        self, work: Any, example: Any, bucket: int, slice_: Any, block: Any = None, work_sm_us: int = 0, patience: int = 0
+    ) -> Any:
         self.captured.append((bucket, slice_.mask, work_sm_us))
         return super().capture(work, example, bucket, slice_, block)
 

@@ -31,14 +31,14 @@ app = lamina.App("tested")
 
 @kernels.numpy_kernel
 def plus_one(x, y):
-    time.sleep(0.004)
+    time.sleep(0.01)
     y[...] = x + 1
 
 @app.kernel_graph(gpu=1.0, slo="60s", scale=lamina.Scale(min=1))
 def patient(g):
     buffer = g.input("x", "float32", (2,))
-    for place in range(60):
-        made = g.temporary(f"t{place}", "float32", (2,)) if place < 59 else g.output("y", "float32", (2,))
+    for place in range(120):
+        made = g.temporary(f"t{place}", "float32", (2,)) if place < 119 else g.output("y", "float32", (2,))
         g.launch(plus_one, buffer, kernels.out(made))
         buffer = made
 
@@ -101,7 +101,7 @@ def told(folder: Path, story: Story) -> None:
                 world = World(gateway, browser, folder)
                 (folder / "at-once").touch()
                 assert (await world.hold("at-once")).status == 200  # so its time is known
-                assert (await world.call([0.0, 0.0])).json == [60.0, 60.0]
+                assert (await world.call([0.0, 0.0])).json == [120.0, 120.0]
                 await world.until(lambda: any(one.segment_us for one in world.state.instances.values()))
                 await story(world)
                 await world.until(lambda: not world.state.batches)
@@ -117,9 +117,9 @@ def test_it_goes_on_where_it_was_and_is_answered_after_the_urgent_one(tmp_path: 
     async def story(world: World) -> None:
         long, urgent = await world.paused("go")
         (batch,) = [one for one in await world.slices() if one["gives_way"]]
-        assert batch["is_paused"] and 0 < batch["remaining_segments"] < 60
+        assert batch["is_paused"] and 0 < batch["remaining_segments"] <= 120
         (tmp_path / "go").touch()
-        assert (await urgent).status == 200 and (await long).json == [61.0, 62.0]
+        assert (await urgent).status == 200 and (await long).json == [121.0, 122.0]
 
     told(tmp_path, story)
 
@@ -131,7 +131,7 @@ def test_its_client_leaves_while_it_is_paused(tmp_path: Path) -> None:
         await asyncio.gather(long, return_exceptions=True)
         (tmp_path / "go").touch()
         assert (await urgent).status == 200
-        assert (await world.call([3.0, 4.0])).json == [63.0, 64.0]
+        assert (await world.call([3.0, 4.0])).json == [123.0, 124.0]
 
     told(tmp_path, story)
 
@@ -141,7 +141,7 @@ def test_the_executor_dies_while_it_is_paused(tmp_path: Path) -> None:
         long, urgent = await world.paused("go")
         (tmp_path / "go").touch()
         os.kill(world.gpu.pid, signal.SIGKILL)
-        assert (await urgent).status == 200 and (await long).json == [61.0, 62.0]
+        assert (await urgent).status == 200 and (await long).json == [121.0, 122.0]
 
     told(tmp_path, story)
 
@@ -152,8 +152,8 @@ def test_its_instance_is_unloaded_while_it_is_paused(tmp_path: Path) -> None:
         (instance,) = [one for one in world.state.instances.values() if one.function == "patient"]
         world.gateway.driver.controller._cluster.unload_instance(UnloadInstance(instance.id))
         (tmp_path / "go").touch()
-        assert (await urgent).status == 200 and (await long).json == [61.0, 62.0]
-        assert (await world.call([3.0, 4.0])).json == [63.0, 64.0]
+        assert (await urgent).status == 200 and (await long).json == [121.0, 122.0]
+        assert (await world.call([3.0, 4.0])).json == [123.0, 124.0]
 
     told(tmp_path, story)
 

@@ -76,7 +76,8 @@ class InstanceSegmented(Struct, frozen=True, tag=True):
 
 
 class BatchPaused(Struct, frozen=True, tag=True):
-    """A batch that gives way has come to the end of a segment, and others have its units: so much of it is left."""
+    """A batch that gives way has come to the end of a segment, and others have its units: so much of it is left. `left_us` is 0
+    where it is not known."""
 
     batch_id: int
     remaining_segments: int

@@ -57,9 +57,10 @@ class Pauses:
         self.resumes_us = -1
 
     def on_told(self, now_us: int, batch: Batch, event: BatchPaused) -> None:
-        """Its device has told how much of it is left."""
+        """Its device has told how much of it is left; 0: it cannot say how long that takes."""
         self.remaining_segments = max(0, event.remaining_segments)
-        self.us += max(now_us, self.resumes_us) + max(0, event.left_us) + batch.device.way_us - batch.expected_end_us
+        if event.left_us > 0:
+            self.us += max(now_us, self.resumes_us) + event.left_us + batch.device.way_us - batch.expected_end_us
 
 
 NO_PAUSES = Pauses()
@@ -90,12 +91,12 @@ def patience_class(slo_us: int) -> int:
 
 def patient_slice(view: View, function: FunctionState, instance: Instance, device: Device) -> int:
     """A slice for the next batch of a function with an SLO, on which it would give way and still be in time; 0 if there is none,
-    or nobody to give way to. It has the size that the function asks for: for that its graphs are cut. Homes of others are theirs
-    at any time."""
+    or nobody to give way to. It has the size that the function asks for: for that its graphs are cut. A home is its owner's
+    at any time, and not given up."""
     spec = function.spec
     if not instance.segment_us or not spec.slo.latency_us or not view.spares_paused or not len(function.queue):
         return 0
-    if instance.phase is not WARM or device.is_suspended or len(device.instances) < 2:
+    if instance.phase is not WARM or device.is_suspended or len(device.instances) < 2 or instance.id in device.homes:
         return 0
     if not instance.has_capacity(function.batches_at_once(device)):
         return 0

@@ -329,7 +329,7 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
                 if frame.instance in self._instances:
                     self._post(InstanceSegmented(frame.instance, frame.segment_us))
             case RunPaused():
-                if frame.left_us and self._batches.open.get(frame.batch_id) is not None:
+                if frame.batch_id in self._batches.open:
                     self._post(BatchPaused(frame.batch_id, frame.remaining_segments, frame.left_us))
             case ExecutorReady():
                 assert self._supervisor is not None

@@ -163,14 +163,12 @@ class ModelTable:
         for is_last in (False, True):  # what spoilt one capture need not spoil the next
             try:
                 work_sm_us = function.work_sm_us.get(bucket, 0)
-                if not gives_way_with(function.slo_us, work_sm_us // getattr(slice_, "sms", 1)):
-                    work_sm_us = 0
+                cut: dict[str, int] = {}  #: how, if it is
+                if work_sm_us and gives_way_with(function.slo_us, work_sm_us // getattr(slice_, "sms", 1)):
+                    cut = {"work_sm_us": work_sm_us}
+                    cut |= {"patience": patience_class(function.slo_us)} if function.slo_us else {}
                 with self._runtime.capturing(waits=waits):
-                    return self._runtime.capture(
-                        *(work or function.work, function.example, bucket, slice_, function.block),
-                        work_sm_us=work_sm_us,
-                        patience=patience_class(function.slo_us),
-                    )
+                    return self._runtime.capture(work or function.work, function.example, bucket, slice_, function.block, **cut)
             except CaptureBusy:
                 raise
             except Exception as error:
