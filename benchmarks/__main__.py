@@ -12,7 +12,7 @@ from benchmarks.report import Report
 ALL = ("simulator", "controller", "planner", "echo", "batching", "startup")
 LONG = (
     *("overload", "host_overload", "host_tenants", "chaos", "handover", "ingress", "crash", "workflows", "oip", "hostile"),
-    "cluster",
+    *("cluster", "deciding"),
 )
 
 

@@ -2,7 +2,7 @@
 
 OLD is an unpacked tree of another commit (`git archive COMMIT src benchmarks scenarios profiles`). Each round runs the
 benchmarks of the old tree and then those of this one, so that what else the machine does falls on both; of all rounds the best
-value of a row counts. Writes results/bench-before-after.json.
+value of a row counts. Writes results/bench-before-after.json, or `--out`.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("old", type=Path)
     parser.add_argument("names", nargs="*", default=list(NAMES))
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("results") / "bench-before-after.json")
     options = parser.parse_intermixed_args()
     trees = {"before": options.old.resolve(), "after": Path.cwd()}
     best: dict[str, dict[str, dict[str, Any]]] = {side: {} for side in trees}
@@ -62,9 +63,8 @@ def main() -> None:
             ratio = after["value"] / before["value"] if before["value"] else float("nan")
             rows.append({"what": what, "unit": after["unit"], "before": before["value"], "after": after["value"], "ratio": ratio})
             print(f"{what:62} {before['value']:>12,.4g} {after['value']:>12,.4g} {after['unit']:9} {ratio:6.2f}")
-    path = Path("results") / "bench-before-after.json"
-    path.write_text(json.dumps({"machine": machine(), "rounds": options.rounds, "rows": rows}, indent=1) + "\n")
-    print(path)
+    options.out.write_text(json.dumps({"machine": machine(), "rounds": options.rounds, "rows": rows}, indent=1) + "\n")
+    print(options.out)
 
 
 if __name__ == "__main__":

@@ -330,7 +330,7 @@ def test_a_job_is_pressed_when_a_second_batch_like_its_own_would_be_late():
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 9), st.integers(0, 4), st.booleans()), max_size=30))
 def test_claims_in_order_name_the_same_as_all_of_them_looked_at(changes: list[tuple[str, int, int, bool]]):
-    """However they came and went: those that a batch of a time blocks are found without looking at the others."""
+    """However they came and went: those that a batch of a time may block, and the times at which it blocks more."""
     known, kept = DeviceClaims(), dict[str, Claim]()
     for name, tolerance_us, own_us, stays in changes:
         claim = Claim(tolerance_us, name, 1, 1, 0, own_us) if stays else None
@@ -340,5 +340,6 @@ def test_claims_in_order_name_the_same_as_all_of_them_looked_at(changes: list[tu
             kept[name] = claim
     assert known.found == sorted(kept.values())
     for time_us in range(14):
-        blocked = [claim for claim in kept.values() if claim.tolerance_us < time_us > PEER * claim.own_us]
-        assert list(known.blocked_by(time_us)) == sorted(blocked)
+        assert known.tolerating_less(time_us) == sorted(claim for claim in kept.values() if claim.tolerance_us < time_us)
+        limits = {max(claim.tolerance_us, PEER * claim.own_us) for claim in kept.values() if claim.function != "a"}
+        assert known.limits_us("a", 2, time_us) == sorted(us for us in limits if 2 < us < time_us)

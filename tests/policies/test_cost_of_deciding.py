@@ -13,6 +13,7 @@ from lamina.core.actions import Load, StartBatch
 from lamina.core.controller import Controller
 from lamina.core.events import CallArrived, Deployed, DeviceJoined, Event, InstanceReady, Tick
 from lamina.core.policy import View
+from lamina.planner import blocking
 from lamina.policies import frontier, new_controller
 from lamina.policies.frontier import autoscaler, candidate_slots, load_shedding
 from lamina.policies.frontier.config_table import ConfigTable
@@ -21,6 +22,7 @@ from lamina.predict.online import OnlinePredictor
 from lamina.predict.profile import Point, Profile
 from lamina.predict.profile_table import ProfileTable
 from lamina.types import Call, DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits, Slo, call_for
+from tests.script import Script, a_function
 
 SLO = Slo(latency_us=100_000)
 
@@ -41,6 +43,27 @@ def test_an_event_asks_about_a_handful_of_functions_however_many_wait(functions:
     assert len(crowd.controller.state.deferred) > functions // 2
     late = asked[functions * 2 :]
     assert sum(late) / len(late) < 1.5
+
+
+@pytest.mark.parametrize("functions", [12, 48])
+def test_an_event_with_batches_that_block_others_looks_into_a_few_claims_however_many_there_are(
+    functions: int, script: Script, monkeypatch: pytest.MonkeyPatch
+):
+    """Six long functions wait on a device where short ones may need every unit at any moment."""
+    device = DeviceSpec(id="gpu0", kind="gpu", units=8, memory_mib=10**6, limits=SliceLimits(batches_per_instance=0))
+    names = [f"f{number}" for number in range(functions)]
+    short = [a_function(name, share=1 / 4, slo=Slo(latency_us=50_000 + 1_000 * at)) for at, name in enumerate(names)]
+    long = [a_function(f"long{number}", share=1 / 2, slo=Slo(latency_us=3_000_000)) for number in range(6)]
+    takes = dict.fromkeys(names, 5_000) | {one.name: 300_000 for one in long}
+    script.given(*short, *long, devices=[device], policy=frontier.Policy(), takes=takes)
+    script.at(400_000)  # claims are worked out a part at a time
+    claims, placed = counted(monkeypatch, blocking._Relevance, "__call__"), counted(monkeypatch, blocking, "keep_units")
+    most_claims = most_placed = 0
+    for one in long:
+        before = len(claims), len(placed)
+        script.arrives(f"c-{one.name}", target=one.name, within_us=3_000_000)
+        most_claims, most_placed = max(most_claims, len(claims) - before[0]), max(most_placed, len(placed) - before[1])
+    assert 0 < most_claims <= 8 and most_placed <= 2
 
 
 def fleet(functions: int, devices: int, copies: int) -> Controller:

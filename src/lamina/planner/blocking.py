@@ -117,19 +117,22 @@ class Kept(NamedTuple):
 
 @dataclass(slots=True)
 class _Relevance:
-    """Which claims count against a batch of a function: not its own, nor those of its workflow or of what is shed or has room
-    elsewhere; and not those that can wait until one that gives way does."""
+    """Which claims count against a batch of a function: those that it blocks, but not its own, nor those of its workflow or of
+    what is shed or has room elsewhere; and not those that can wait until one that gives way does."""
 
     view: View
     function: FunctionState
     device: Device
+    time_us: int  #: of the batch
     is_shed: Callable[[str, str], bool]
     step_goals: StepGoals
     soon_us: int  #: in which a batch that gives way leaves its units; 0: it does not
     longest_us: int = 0  #: batches longer than that block all those that counted
 
     def __call__(self, claim: Claim) -> bool:
-        name = self.function.spec.name
+        name, blocking_us = self.function.spec.name, _blocking_us(claim)
+        if blocking_us >= self.time_us:
+            return False
         if claim.function == name or not (claim.home or not self.is_shed(self.device.spec.id, claim.function)):
             return False
         if claim.workflow and self.step_goals.is_step(name, claim.workflow):
@@ -138,7 +141,7 @@ class _Relevance:
             return False
         if len(self.view.devices) > 1 and _has_room_elsewhere(self.view, claim, self.device):
             return False
-        self.longest_us = max(self.longest_us, _blocking_us(claim))
+        self.longest_us = max(self.longest_us, blocking_us)
         return True
 
 
@@ -193,10 +196,10 @@ class BlockingRule:
         if any(one.segment_us and gives_way(function, one) for one in mine):
             return Kept(promised, promised)
         known = self._claims_on(view, device)
-        if not known.least_us or known.least_us[0][0] >= time_us:
+        if not known.times_us or known.times_us[0] >= time_us:
             return Kept(promised, promised)
         soon_us = device.way_us + SOON * segment_us if segment_us else 0
-        counts = _Relevance(view, function, device, self._is_shed, self.step_goals, soon_us)
+        counts = _Relevance(view, function, device, time_us, self._is_shed, self.step_goals, soon_us)
         held = [Holding(batch.mask, _end_us(batch)) for batch in (view.batches[number] for number in device.running)]
         kept = self._place(view, function, device, counts, held, free, at_us, time_us)
         is_idle = not segment_us and kept & free != 0 and _is_idle(view, mine, time_us)
@@ -224,7 +227,7 @@ class BlockingRule:
         """Units kept for the claims that a batch of that time would block, where these are held."""
         known, spec = self._claims_on(view, device), device.spec
         share = 0.0 if _has_time(view, function, time_us) else spec.units / known.count_with(function.spec.name)
-        claims = known.blocked_by(time_us)
+        counts.time_us, claims = time_us, known.tolerating_less(time_us)
         return keep_units(spec.units, spec.limits.aligned, held, claims, free, at_us, share=share, counts=counts)
 
     def _fits_beside_us(self, view: View, function: FunctionState, device: Device, counts: _Relevance, time_us: int) -> int:
@@ -249,9 +252,9 @@ class BlockingRule:
     def limits_us(self, view: View, function: FunctionState, device: Device, longer_us: int, within_us: int) -> list[int]:
         """Times that a batch may hold its units for: up to each of them it blocks the same functions, so what must be left to
         others is the same (`kept_units`). The longest first, from `within_us` down to more than `longer_us`."""
-        name, least_us = function.spec.name, self._claims_on(view, device).least_us
-        first, last = bisect_left(least_us, (longer_us + 1,)), bisect_left(least_us, (within_us,))
-        times = sorted({us for us, claim in least_us[first:last] if claim.function != name} | {within_us}, reverse=True)
+        times = self._claims_on(view, device).limits_us(function.spec.name, longer_us, within_us)
+        times.append(within_us)
+        times.reverse()
         return times if len(times) <= MAX_LIMITS else times[:: -(-len(times) // MAX_LIMITS)]
 
     def may_insist(self, view: View, function: FunctionState, device: Device, time_us: int) -> bool:
@@ -431,6 +434,7 @@ def _place(wanted: Iterable[tuple[int, int]], units: int, aligned: bool) -> int:
     return search(tuple(wanted)) or 0
 
 
+@lru_cache(maxsize=65536)
 def _cheapest_block(left: int, free: int, size: int, units: int, aligned: bool) -> int:
     """The block that takes the fewest free units; among those the one that leaves the longest row of them, from the end."""
     best, best_key = 0, (math.inf, 0)
@@ -489,22 +493,27 @@ def _has_room_elsewhere(view: View, claim: Claim, device: Device) -> bool:
 class DeviceClaims:
     """Claims on one device, in order. Where many functions are on it, they are worked out anew a part at a time."""
 
-    __slots__ = ("_by_function", "_to_do", "found", "least_us", "until_us")
+    __slots__ = ("_by_function", "_count_at", "_to_do", "found", "times_us", "until_us")
 
     def __init__(self) -> None:
         self.until_us = -1
         self.found: list[Claim] = []  #: most urgent first
-        self.least_us: list[tuple[int, Claim]] = []  #: with the time from which on a batch blocks them, least first
+        self.times_us: list[int] = []  #: from each of which on a batch blocks one of them or more, least first
+        self._count_at: dict[int, int] = {}  #: how many of them, by such a time
         self._by_function: dict[str, Claim] = {}
         self._to_do: list[str] = []  #: functions that have not been looked at in this round
 
-    def blocked_by(self, time_us: int) -> Iterator[Claim]:
-        """Those that a batch of this time would keep from being in time, most urgent first."""
-        for claim in self.found:
-            if claim.tolerance_us >= time_us:
-                return  # and so have all the others
-            if PEER * claim.own_us < time_us:
-                yield claim
+    def tolerating_less(self, time_us: int) -> list[Claim]:
+        """Claims that a batch of this time may block, most urgent first."""
+        return self.found[: bisect_left(self.found, (time_us,))]
+
+    def limits_us(self, name: str, longer_us: int, within_us: int) -> list[int]:
+        """Times between these, least first, from which on a batch of this function blocks others besides."""
+        times = self.times_us[bisect_left(self.times_us, longer_us + 1) : bisect_left(self.times_us, within_us)]
+        own = self._by_function.get(name)
+        if own is not None and self._count_at[_blocking_us(own)] == 1 and longer_us < _blocking_us(own) < within_us:
+            times.remove(_blocking_us(own))
+        return times
 
     def count_with(self, name: str) -> int:
         """How many functions have claims, with this one."""
@@ -527,13 +536,21 @@ class DeviceClaims:
             return
         if before is not None:
             del self.found[bisect_left(self.found, before)]
-            del self.least_us[bisect_left(self.least_us, (_blocking_us(before), before))]
+            self._count(_blocking_us(before), -1)
         if claim is not None:
             insort(self.found, claim)
-            insort(self.least_us, (_blocking_us(claim), claim))
+            self._count(_blocking_us(claim), 1)
             self._by_function[name] = claim
         else:
             del self._by_function[name]
+
+    def _count(self, time_us: int, more: int) -> None:
+        count = self._count_at[time_us] = self._count_at.get(time_us, 0) + more
+        if count == more:
+            insort(self.times_us, time_us)
+        elif not count:
+            del self._count_at[time_us]
+            del self.times_us[bisect_left(self.times_us, time_us)]
 
 
 def _blocking_us(claim: Claim) -> int:
