@@ -130,15 +130,18 @@ class BlockingRule:
 
     def _urgent_claims(self, view: View, function: FunctionState, device: Device, time_us: int) -> Iterator[Claim]:
         """Claims that a batch of that time must leave units to, found as they are asked for: of thousands, the first few may want
-        all units."""
+        all units. A run does not wait for itself; and where all workflows are in a hurry, their steps take turns by due time."""
         known, name, host, is_shed = self._claims_on(view, device), function.spec.name, device.spec.id, self._is_shed
+        step_us, _ = self.step_goals.tightest(view.now_us, name)
+        is_hurried = 0 < step_us < AMPLE * time_us
         urgent: Iterator[Claim] = (
             claim
             for claim in known.blocked_by(time_us)
             if claim.function != name
             and (claim.home or not is_shed(host, claim.function))
-            and not (claim.workflow and self.step_goals.is_step(name, claim.workflow))  # a run does not wait for itself
+            and not (claim.workflow and (is_hurried or self.step_goals.is_step(name, claim.workflow)))
         )
+        urgent = _one_per_workflow(urgent)
         if len(view.devices) > 1:
             urgent = (claim for claim in urgent if not _has_room_elsewhere(view, claim, device))
         if not _has_time(view, function, time_us):
@@ -229,6 +232,15 @@ class BlockingRule:
             if own_us <= time_us:
                 return True
             time_us = own_us
+
+
+def _one_per_workflow(urgent: Iterable[Claim]) -> Iterator[Claim]:
+    """The most urgent claim of each workflow: a run is at one step at a time."""
+    seen = set()
+    for claim in urgent:
+        if not claim.workflow or claim.workflow not in seen:
+            seen.add(claim.workflow)
+            yield claim
 
 
 def is_pressed(left_us: int, time_us: int, way_us: int) -> bool:
