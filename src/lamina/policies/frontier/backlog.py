@@ -62,8 +62,8 @@ class BacklogSnapshot:
         return self.delay_us.get(host, 0.0) + sum([us * share for us, share in self._running(view, host)])
 
     def drained_us(self, view: View, host: str, more_us: float, usable: float) -> float:
-        """Until what waits there is done, and `more_us` of all of it: on what running batches leave of the part of the device that
-        can be filled, or on half of what is free. Where nothing waits, what is free is there for what comes."""
+        """Until what waits there is done, and `more_us` of all of it: on what running batches leave of the `usable` part of the
+        device, or on half of what is free. Where nothing waits, what is free is there for what comes."""
         waiting_us, at_us = self.delay_us.get(host, 0.0), 0
         if not waiting_us:
             return more_us
