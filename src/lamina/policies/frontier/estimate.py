@@ -255,7 +255,8 @@ def _queue_delay_us(
         device = view.devices[instance.device]
         spec, way_us = device.spec, device.way_us
         reach_us, idle = now_us + way_us, 0
-        limit = function.batches_at_once(device)
+        limit = function.spec.batches_at_once(spec) if function.spec.parts < WHOLE_UNIT else spec.limits.batches_per_instance
+        limit = 1 if function.jobs_in_quarantine else limit
         if instance.phase is LOADING:
             size = units * limit if limit else spec.units
             loaded_us = instance.created_us + view.predictor.load_us(function.spec.name, spec.kind)
