@@ -200,3 +200,11 @@ def test_a_workflow_does_not_wait_for_work_that_runs_on_other_units(script: Scri
     script.controller.policy.starts = 1  # and now on the other half
     script.arrives("m", target="long")
     assert estimator.workflow_estimate_us(view, page, 100 * MS, is_overloaded=False) >= 1_000 * MS
+
+
+def test_a_function_in_quarantine_is_served_one_batch_at_a_time():
+    """Four slices of a device, and one of its jobs has killed a worker: until it is known which, one batch runs at a time."""
+    view, function = waiting(3, device=MANY, share=0.25)
+    assert estimate_us(view, function) == 2_500
+    function.quarantine(3)
+    assert estimate_us(view, function) == 4 * 2_500

@@ -33,7 +33,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -112,6 +112,7 @@ class Kept(NamedTuple):
     has_time: bool = False
     is_idle: bool = False
     longest_us: int = 0  #: batches longer than that block all the functions that it is kept for
+    is_hurried: bool = False
     fits_us: int = 0  #: what one job takes beside it on an empty device, if that was asked for
 
 
@@ -127,7 +128,14 @@ class _Relevance:
     is_shed: Callable[[str, str], bool]
     step_goals: StepGoals
     soon_us: int  #: in which a batch that gives way leaves its units; 0: it does not
+    is_hurried: bool = False  #: its own workflows leave it little time: where all are in a hurry, steps take turns by due time
     longest_us: int = 0  #: batches longer than that block all those that counted
+    workflows: set[str] = field(default_factory=set)  #: with a claim that was looked at: a run is at one step at a time
+
+    def begin(self, time_us: int, is_hurried: bool) -> None:
+        """Claims against a batch of that time are looked at from the first one on."""
+        self.time_us, self.is_hurried = time_us, is_hurried
+        self.workflows.clear()
 
     def __call__(self, claim: Claim) -> bool:
         name, blocking_us = self.function.spec.name, _blocking_us(claim)
@@ -135,8 +143,10 @@ class _Relevance:
             return False
         if claim.function == name or not (claim.home or not self.is_shed(self.device.spec.id, claim.function)):
             return False
-        if claim.workflow and self.step_goals.is_step(name, claim.workflow):
-            return False  # a run does not wait for itself
+        if claim.workflow:
+            if self.is_hurried or claim.workflow in self.workflows or self.step_goals.is_step(name, claim.workflow):
+                return False  # a run does not wait for itself
+            self.workflows.add(claim.workflow)
         if 0 < self.soon_us <= claim.tolerance_us and not _is_shut_out(self.view, self.function, claim, self.device):
             return False
         if len(self.view.devices) > 1 and _has_room_elsewhere(self.view, claim, self.device):
@@ -184,7 +194,7 @@ class BlockingRule:
         then the more the shorter, down to more than `longer_us`. Times at which the same claims are kept are left out."""
         kept = None
         for time_us in self.limits_us(view, function, device, longer_us, within_us):
-            if kept is None or not _holds_for(kept, view, function, device, time_us):
+            if kept is None or not self._holds_for(kept, view, function, device, time_us):
                 kept = self._keep(view, function, device, free, at_us, time_us)
                 yield free & ~kept.units, time_us
 
@@ -207,11 +217,26 @@ class BlockingRule:
         takes_turn = is_idle and not fits_us  # what could never run beside what is kept, unless it can give way
         if takes_turn and any(one.segment_us and self.patient_slice(view, function, one, device) for one in mine):
             takes_turn = False
-        has_time = _has_time(view, function, time_us)
         if not kept & free or takes_turn:
-            return Kept(promised, promised, has_time, is_idle, counts.longest_us)
-        self.has_kept = True
-        return Kept(promised | kept, promised, has_time, is_idle, counts.longest_us, fits_us)
+            kept = fits_us = 0
+        else:
+            self.has_kept = True
+        rights = (_has_time(view, function, time_us), is_idle, counts.longest_us, self._is_hurried(view, function, time_us))
+        return Kept(promised | kept, promised, *rights, fits_us)
+
+    def _is_hurried(self, view: View, function: FunctionState, time_us: int) -> bool:
+        """Whether a batch takes much of what the workflows of its function leave for it."""
+        step_us, _ = self.step_goals.tightest(view.now_us, function.spec.name)
+        return 0 < step_us < AMPLE * time_us
+
+    def _holds_for(self, kept: Kept, view: View, function: FunctionState, device: Device, time_us: int) -> bool:
+        """Whether a shorter batch must leave the same: it blocks the same functions, and has the same rights."""
+        if kept.promised or kept.longest_us >= time_us or kept.fits_us > time_us:
+            return False
+        if kept.has_time != _has_time(view, function, time_us) or kept.is_hurried != self._is_hurried(view, function, time_us):
+            return False
+        mine = [one for one in function.instances.values() if one.device == device.spec.id]
+        return not kept.units or kept.is_idle == _is_idle(view, mine, time_us)
 
     def _place(
         self,
@@ -227,7 +252,8 @@ class BlockingRule:
         """Units kept for the claims that a batch of that time would block, where these are held."""
         known, spec = self._claims_on(view, device), device.spec
         share = 0.0 if _has_time(view, function, time_us) else spec.units / known.count_with(function.spec.name)
-        counts.time_us, claims = time_us, known.tolerating_less(time_us)
+        counts.begin(time_us, self._is_hurried(view, function, time_us))
+        claims = known.tolerating_less(time_us)
         return keep_units(spec.units, spec.limits.aligned, held, claims, free, at_us, share=share, counts=counts)
 
     def _fits_beside_us(self, view: View, function: FunctionState, device: Device, counts: _Relevance, time_us: int) -> int:
@@ -338,19 +364,6 @@ def _has_time(view: View, function: FunctionState, time_us: int) -> bool:
 def _is_idle(view: View, mine: list[Instance], time_us: int) -> bool:
     """Whether a function has left a device alone for some times as long as a batch of that time holds it."""
     return all(not one.running and one.last_used_us + TURN * time_us <= view.now_us for one in mine)
-
-
-def _holds_for(kept: Kept, view: View, function: FunctionState, device: Device, time_us: int) -> bool:
-    """Whether a shorter batch must leave the same: it blocks the same functions, and has the same rights."""
-    if (
-        kept.promised
-        or kept.longest_us >= time_us
-        or kept.fits_us > time_us
-        or kept.has_time != _has_time(view, function, time_us)
-    ):
-        return False
-    mine = [one for one in function.instances.values() if one.device == device.spec.id]
-    return not kept.units or kept.is_idle == _is_idle(view, mine, time_us)
 
 
 def keep_units(

@@ -36,6 +36,9 @@ MAX_HOSTS = 16
 """Of a function on more devices, so many speak for all: an arrival must not take longer the more devices there are."""
 
 
+FILLED = 0.5
+"""Of what is free beside running batches, so much can be filled at least."""
+
 MIN_FREE = 1e-3
 """Part of a device that is free at least, once all that runs has ended: counted by cores, that may be more than all of it."""
 
@@ -58,20 +61,21 @@ class BacklogSnapshot:
         """All that is to be done on this device before what comes now, spread over all of it."""
         return self.delay_us.get(host, 0.0) + sum([us * share for us, share in self._running(view, host)])
 
-    def drained_us(self, view: View, host: str, more_us: float, efficiency: float) -> float:
-        """Until what waits there is done, and `more_us` of all of it: on what is free now, and on what running batches leave. So
-        much of that can be filled."""
-        work_us, at_us = (self.delay_us.get(host, 0.0) + more_us) / efficiency, 0
-        if not work_us:
-            return 0.0
-        running = self._running(view, host)
-        free = 1 - sum([share for _, share in running])
+    def drained_us(self, view: View, host: str, more_us: float, usable: float) -> float:
+        """Until what waits there is done, and `more_us` of all of it: on what running batches leave of the `usable` part of the
+        device, or on half of what is free. Where nothing waits, what is free is there for what comes."""
+        waiting_us, at_us = self.delay_us.get(host, 0.0), 0
+        if not waiting_us:
+            return more_us
+        work_us, running = waiting_us + more_us, self._running(view, host)
+        idle = 1 - sum([share for _, share in running])
         for end_us, share in running:
-            if work_us <= (end_us - at_us) * free:
+            left_us = (end_us - at_us) * max(idle - (1 - usable), FILLED * idle)
+            if work_us <= left_us:
                 break
-            work_us -= (end_us - at_us) * max(0.0, free)
-            at_us, free = end_us, free + share
-        return at_us + work_us / max(free, MIN_FREE)
+            work_us -= max(0.0, left_us)
+            at_us, idle = end_us, idle + share
+        return at_us + work_us / max(idle - (1 - usable), FILLED * idle, MIN_FREE)
 
     def _running(self, view: View, host: str) -> list[tuple[int, float]]:
         """What runs there: for how long yet, the first to end first, and on which part of the device."""

@@ -205,12 +205,11 @@ class CompletionEstimator:
         if whole is None:
             return 0
         hosts = {name: self.backlog.paying_hosts(view, view.functions[name]) for name in flow.functions}
+        own, least_us = self.backlog.work_per_call(view, flow), 0.0
         work_us = self._work_ahead_us(
-            view, flow, hosts, self.backlog.snapshot(view, allowed_us, is_overloaded), {}, PACKING_EFFICIENCY
+            view, flow, hosts, self.backlog.snapshot(view, allowed_us, is_overloaded), own, PACKING_EFFICIENCY
         )
-        least_us = 0.0
         if not is_overloaded:
-            own = self.backlog.work_per_call(view, flow)
             least_us = self._work_ahead_us(view, flow, hosts, self.backlog.snapshot(view, allowed_us, True), own, 1.0)
         block_us = max([min([_until_free_us(view, host) for host in those]) for those in hosts.values() if those], default=0)
         load_us = max([_until_loaded_us(view, view.functions[name]) for name in flow.functions], default=0)
@@ -224,7 +223,7 @@ class CompletionEstimator:
         hosts: dict[str, dict[str, None]],
         snapshot: BacklogSnapshot,
         own: dict[str, float],
-        efficiency: float,
+        usable: float,
     ) -> float:
         """Until what waits before it is done, where that is latest, of the steps that every run comes to, and its `own` work
         there."""
@@ -233,8 +232,7 @@ class CompletionEstimator:
         for name, those in hosts.items():
             if those and flow.expected_jobs[name] >= 1:
                 ahead_us = [
-                    snapshot.drained_us(view, host, own.get(host, 0.0) / view.devices[host].spec.units, efficiency)
-                    for host in those
+                    snapshot.drained_us(view, host, own.get(host, 0.0) / view.devices[host].spec.units, usable) for host in those
                 ]
                 work_us = max(work_us, min(ahead_us) - unsure_us)
         return work_us
@@ -264,6 +262,7 @@ def _queue_delay_us(
             for _, mask in held:
                 kept |= mask
         limit = function.spec.batches_at_once(spec) if function.spec.parts < WHOLE_UNIT else spec.limits.batches_per_instance
+        limit = 1 if function.jobs_in_quarantine else limit
         if instance.phase is LOADING:
             size = units * limit if limit else spec.units
             loaded_us = instance.created_us + view.predictor.load_us(function.spec.name, spec.kind)

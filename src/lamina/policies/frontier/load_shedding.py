@@ -73,6 +73,7 @@ class _Device:
     shares: dict[Stream, float] = field(default_factory=dict)  #: in units, of streams that ask for more than that
     has_light: bool = False  #: there are streams that ask for less than their share
     is_light_short: bool = False  #: and one of them is not served in full
+    is_owed: bool = False  #: part of its time is owed to a function, which is served before others until it has had it
 
 
 @dataclass(slots=True)
@@ -150,11 +151,14 @@ class LoadShedder:
         self._served[stream] = (1 - SERVED_STEP) * served
 
     def is_tight(self, devices: Iterable[str], call: Call) -> bool:
-        """Whether another stream is served worse than one that has had its share, on a device of both."""
+        """Whether another stream is served worse than one that has had its share, on a device of both; or would be served before
+        it, because it is owed its part of the time: whatever is admitted beyond the share is then late."""
         mine = -1.0
         for name in devices:
             known = self._devices.get(name)
             if known is not None and known.is_overloaded:
+                if known.is_owed and (call.target, call.tenant) in known.shares:
+                    return True
                 if mine < 0:
                     mine = self._satisfied((call.target, call.tenant))
                 if known.worst < mine - EVEN:
@@ -343,6 +347,7 @@ def _divide(
     left = FULL * units * device.capacity
     device.is_overloaded = sum(needs.values()) > left and (device.is_overloaded or not idle)
     device.shares.clear()
+    device.is_owed = any(request_of(target) > 0 for target, _ in needs)
     if device.is_overloaded and len(needs) > 1:  # one alone competes with none but itself
         by_tenant: dict[str, dict[Stream, Demand]] = {}
         for stream, need in needs.items():
