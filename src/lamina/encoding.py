@@ -11,9 +11,10 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from lamina.errors import BadValue
 
@@ -173,6 +174,83 @@ def decode_input(blob: Blob) -> Any:
         raise BadValue(f"not a value: {error}") from None
 
 
+MAX_LOOKED_INTO = 2**17
+"""Parts of values that are decoded where others wait meanwhile: twenty milliseconds at worst."""
+
+
+def looked_into(blob: Blob, left: int = MAX_LOOKED_INTO) -> int:
+    """What is left of so many parts when this value is decoded; raises `BadValue` for one with more of them. Texts, bytes and
+    tensors are one part each, however large."""
+    count = len(blob) if len(blob) <= left else count_parts(blob, left)
+    if count > left:
+        raise BadValue(
+            f"a value of {len(blob)} bytes has too many parts to be looked into here",
+            hint=f"at most {MAX_LOOKED_INTO}: let a function do it, or use arrays",
+        )
+    return left - count
+
+
+def count_parts(blob: Blob, most: int) -> int:
+    """Values in an encoded value, itself included; no further than one more than `most`."""
+    view, at, left, count = memoryview(blob), 0, 1, 0
+    try:
+        while left and count <= most:
+            first = view[at]
+            count, left = count + 1, left - 1
+            if size := _SIZES[first]:
+                at += size
+            else:
+                at, inside = _open_part(view, at, first)
+                left += inside
+    except IndexError:  # it is none: who decodes it says so
+        pass
+    return count
+
+
+def _open_part(view: memoryview, at: int, first: int) -> tuple[int, int]:
+    """Where the next value begins, and how many there are within this one."""
+    if first < 0xA0:  # a short map or list
+        return at + 1, 2 * (first & 15) if first < 0x90 else first & 15
+    if first not in _LENGTHS:
+        return len(view), 0
+    width, kind = _LENGTHS[first]
+    size, at = int.from_bytes(view[at + 1 : at + 1 + width], "big"), at + 1 + width
+    if kind == "ext":
+        return (at + 1, 1) if view[at] == RESPONSE else (at + 1 + size, 0)
+    return (at + size, 0) if kind == "bytes" else (at, size * (2 if kind == "map" else 1))
+
+
+_SIZES = [1] * 128 + [0] * 32 + [1 + size for size in range(32)] + [1, 0, 1, 1] + [0] * 6
+_SIZES += [5, 9, 2, 3, 5, 9, 2, 3, 5, 9, 3, 4, 6, 10, 18] + [0] * 7 + [1] * 32  #: by first byte, of what says it there
+_LENGTHS = {
+    0xC4: (1, "bytes"),
+    0xC5: (2, "bytes"),
+    0xC6: (4, "bytes"),
+    0xD9: (1, "bytes"),
+    0xDA: (2, "bytes"),
+    0xDB: (4, "bytes"),
+}
+_LENGTHS |= {0xC7: (1, "ext"), 0xC8: (2, "ext"), 0xC9: (4, "ext"), 0xDC: (2, "list"), 0xDD: (4, "list")}
+_LENGTHS |= {0xDE: (2, "map"), 0xDF: (4, "map")}  #: width of the length that follows, and of what it is
+
+
+def as_encoded(blob: Blob) -> msgspec.Raw:
+    """An encoded value as part of another, which is not decoded for it. Raises `BadValue` if it is none."""
+    try:
+        return msgspec.msgpack.decode(blob, type=msgspec.Raw)
+    except _UNFIT as error:
+        raise BadValue(f"not a value: {error}") from None
+
+
+def list_length(blob: Blob) -> int:
+    """Length of an encoded list, as it says; 0 if it is none."""
+    first = blob[0] if len(blob) else 0
+    if 0x90 <= first < 0xA0:
+        return first & 15
+    width, kind = _LENGTHS.get(first, (0, ""))
+    return int.from_bytes(bytes(blob[1 : 1 + width]), "big") if kind == "list" else 0
+
+
 def list_items(blob: Blob) -> list[bytes]:
     """Elements of an encoded list, each still encoded: a fan-out need not decode what it hands out."""
     try:
@@ -314,7 +392,10 @@ def is_flat_response(blob: Blob) -> bool:
     found = _ext_decoder.decode(blob)
     if found.code != RESPONSE:
         return False
-    first = memoryview(_response_decoder.decode(found.data)[3])[0]
+    try:
+        first = memoryview(_response_decoder.decode(found.data)[3])[0]
+    except msgspec.MsgspecError:
+        return False
     return first in (0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB) or 0xA0 <= first < 0xC0
 
 
@@ -323,7 +404,12 @@ def response_status(blob: Blob) -> int:
     if not len(blob) or blob[0] not in _EXTENSIONS:
         return 0
     found = _ext_decoder.decode(blob)
-    return _response_decoder.decode(found.data)[0] if found.code == RESPONSE else 0
+    if found.code != RESPONSE:
+        return 0
+    try:
+        return _response_decoder.decode(found.data)[0]
+    except msgspec.MsgspecError:  # of a function that does not keep to the rules
+        return 500
 
 
 def tensor_parts(blob: Blob) -> tuple[str, list[int], memoryview] | None:
@@ -345,7 +431,7 @@ _ext_decoder = msgspec.msgpack.Decoder(msgspec.msgpack.Ext)
 _encoder = msgspec.msgpack.Encoder(enc_hook=_enc_hook)
 _decoder = msgspec.msgpack.Decoder(ext_hook=_ext_hook)
 _input_decoder = msgspec.msgpack.Decoder(ext_hook=_tensor_hook)
-_response_decoder = msgspec.msgpack.Decoder(tuple[int, str, dict[str, str], msgspec.Raw])
+_response_decoder = msgspec.msgpack.Decoder(tuple[int, str, Annotated[dict[str, str], Meta(max_length=MAX_HEADERS)], msgspec.Raw])
 _list_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 

@@ -9,16 +9,20 @@ import os
 import stat
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lamina.errors import BadValue, LaminaError, LoadFailed
 from lamina.gateway.deploy import app_package
+from lamina.gateway.deploy.app_versions import MAX_TRIGGERS, check_manifest
+from lamina.sdk.triggers import Trigger
+from lamina.types import FunctionSpec, QuotaSpec, ScaleSpec, Slo
 from lamina.values.references import ShmRef
 from lamina.values.shm import ShmReader
 from lamina.values.shm_directory import BadSlot, slot_path
 from lamina.worker import app_manifest
-from lamina.worker.app_manifest import describe_app
+from lamina.worker.app_manifest import AppManifest, TargetDescription, describe_app
 from tests.gateway.deploy.admin_fixture import zipped
 
 GOOD = """
@@ -191,3 +195,53 @@ def test_a_slot_that_is_not_a_plain_file_is_refused_and_not_waited_for(tmp_path:
         os.symlink("/dev/zero", path)
     with pytest.raises(BadSlot):
         ShmReader(str(tmp_path)).view(ref)
+
+
+def forged(functions: tuple[FunctionSpec, ...] = (), triggers: tuple[Trigger, ...] = ()) -> AppManifest:
+    specs = functions or (FunctionSpec(name="f"),)
+    return AppManifest("evil", specs, (), tuple(TargetDescription(one.name, ()) for one in specs), triggers=triggers)
+
+
+@pytest.mark.parametrize(
+    "trigger",
+    [
+        Trigger("every", "f", every_us=0),
+        Trigger("every", "f", every_us=1),
+        Trigger("every", "f", every_us=-1),
+        Trigger("cron", "f", cron="no clock"),
+        Trigger("cron", "f", cron="* * * * *", zone="../etc"),
+        Trigger("change", "f", key="*a" * 100),
+        Trigger("message", "f", broker="b", topic=""),
+        Trigger("every", "f", every_us=10**9, id="of-another"),
+        Trigger("every", "g", every_us=10**9),
+    ],
+    ids=str,
+)
+def test_a_forged_trigger_is_refused_before_anything_is_served(trigger: Trigger) -> None:
+    """The code of an app writes its manifest, and need not use the SDK for it. A clock of no time at all failed where it was set
+    going: in the middle of a deployment, and at every start of the server before the triggers of others."""
+    with pytest.raises(BadValue):
+        check_manifest(forged(triggers=(trigger,)), "evil", "evil", [])
+
+
+def test_triggers_of_an_app_are_limited() -> None:
+    clock = Trigger("every", "f", every_us=10**9)
+    check_manifest(forged(triggers=(clock,) * MAX_TRIGGERS), "evil", "evil", [])
+    with pytest.raises(BadValue, match="triggers"):
+        check_manifest(forged(triggers=(clock,) * (MAX_TRIGGERS + 1)), "evil", "evil", [])
+
+
+@pytest.mark.parametrize(
+    "forgery",
+    [
+        {"cores": -1}, {"cores": 0}, {"max_batch": 0}, {"memory_mib": -5}, {"share": -0.5}, {"share": 7.0}, {"input_kib": -1},
+        {"slo": Slo(latency_us=-1)}, {"slo": Slo(target=float("nan"))}, {"slo": Slo(timeout_us=-1)}, {"cache_us": -1},
+        {"quota": QuotaSpec(request=-1.0)}, {"quota": QuotaSpec(limit=float("inf"))}, {"scale": ScaleSpec(idle_us=-1)},
+        {"scale": ScaleSpec(min=3, max=2)},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_forged_function_is_refused(forgery: dict[str, Any]) -> None:
+    """With these numbers the controller counts for everybody."""
+    with pytest.raises(BadValue, match="makes no sense"):
+        check_manifest(forged((FunctionSpec(name="f", **forgery),)), "evil", "evil", [])

@@ -12,6 +12,7 @@ from functools import partial, reduce
 from operator import or_
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from lamina import encoding
@@ -22,7 +23,7 @@ from lamina.drivers.timer import clock_us
 from lamina.engines.inflight import InFlightBatch
 from lamina.engines.isolation import ProcessIsolation
 from lamina.engines.process_engine import InstanceHandle, ProcessEngine, WorkerLimits
-from lamina.errors import BadValue, LaminaError, NotFound
+from lamina.errors import BadValue, LaminaError, NotFound, Refused
 from lamina.ipc.child_process import ChildProcess, ChildProcesses, ProcessSpec, exit_reason
 from lamina.ipc.confinement import Confinement
 from lamina.ipc.framing import FrameError, pack, wire_mask
@@ -148,6 +149,10 @@ class WorkerBatch(InFlightBatch):
     followers: list[WorkerBatch] = field(default_factory=list)  #: on other workers; they start when this one ends
 
 
+MAX_BUFFER_WRITES = 64
+"""Buffers of workers that are on their way to the disk: each may be as large as a frame."""
+
+
 class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
     """Engine with one worker process per instance.
 
@@ -182,6 +187,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         self._probes_deployed = probes_deployed  #: what is deployed later is timed too, each version once
         self._probed: set[tuple[str, str]] = set()
         self._buffers = buffers
+        self._writing = 0  #: buffers of workers, on their way to the disk
         self._volumes = volumes or VolumeFolders(None, "")
         self._processes = ChildProcesses()
         self._affinity = GatewayAffinity()
@@ -458,14 +464,22 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         """Keep an array, in a thread; the worker waits, and its slot is its own until it is answered."""
         assert self._buffers is not None
         store, value = self._buffers.store, asked.value
+        if self._writing >= MAX_BUFFER_WRITES:
+            raise Refused("too many buffers are being written", hint="try again in a moment", reason="buffers")
 
         def write() -> StoredBuffer:
-            array = encoding.decode(self.references.reader.view(value) if isinstance(value, ShmRef) else value)
-            if not hasattr(array, "dtype"):
-                raise BadValue(f"key: {type(array).__name__} is no array", hint="only arrays are kept under keys")
-            return store.write(tenant, asked.key, array.dtype.name, tuple(array.shape), array.tobytes())
+            view = self.references.reader.view(value) if isinstance(value, ShmRef) else memoryview(value)
+            try:  # looked at as it is: to decode whatever it may be takes long, and holds up the loop from any thread
+                parts = encoding.tensor_parts(view)
+            except (msgspec.MsgspecError, ValueError, IndexError):
+                parts = None
+            if parts is None:
+                raise BadValue("key: this is no array", hint="only arrays are kept under keys")
+            dtype, shape, data = parts
+            return store.write(tenant, asked.key, dtype, tuple(shape), data)
 
         def done(written: asyncio.Future[StoredBuffer]) -> None:
+            self._writing -= 1
             answer = BufferAnswer()
             try:
                 store.commit(written.result())
@@ -477,4 +491,5 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
             if worker.load.instance in self._instances:
                 worker.send(answer)
 
+        self._writing += 1
         self._loop.run_in_executor(None, write).add_done_callback(done)

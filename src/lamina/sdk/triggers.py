@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from lamina.errors import BadValue, checked_text
 from lamina.sdk.binding import Param, bind_named
 from lamina.sdk.cron import parse_cron
+from lamina.types import NEVER_US
 from lamina.units import parse_us
 
 Overlap = Literal["skip", "queue", "cancel", "allow"]
@@ -122,22 +123,35 @@ def make_trigger(
     common: dict[str, Any] = {"input": input or {}, "overlap": checked_overlap(overlap), "id": id}
     match given[0]:
         case "every":
-            every_us = parse_us(every, "every")
-            if every_us < 100_000:
-                raise BadValue(f"every: {every!r} is too often", hint="at least 100ms")
-            return Trigger("every", "", every_us=every_us, **common)
+            return checked_trigger(Trigger("every", "", every_us=parse_us(every, "every"), **common))
         case "cron":
-            parse_cron(cron, zone)
-            return Trigger("cron", "", cron=cron, zone=zone, **common)
+            return checked_trigger(Trigger("cron", "", cron=cron, zone=zone, **common))
         case "on_change":
-            if len(on_change) > MAX_TOPIC or on_change.count("*") > MAX_STARS:
+            return checked_trigger(Trigger("change", "", key=on_change, workflow=workflow, **common))
+    return checked_trigger(Trigger("message", "", broker=broker, topic=topic, **common))
+
+
+def checked_trigger(trigger: Trigger) -> Trigger:
+    """The trigger, if it can be served. Those of deployed apps come from code that may have written anything."""
+    key, topic = trigger.key, trigger.topic
+    match trigger.kind:
+        case "every":
+            if not 100_000 <= trigger.every_us < NEVER_US:
+                raise BadValue(f"every: '{trigger.every_us / 1_000:g}ms' is too often, or never", hint="at least 100ms")
+        case "cron":
+            parse_cron(trigger.cron, trigger.zone)
+        case "change":
+            if len(key) > MAX_TOPIC or key.count("*") > MAX_STARS:
                 raise BadValue(
-                    f"on_change: {on_change[:60]!r} is too long", hint=f"up to {MAX_TOPIC} characters, and {MAX_STARS} times *"
+                    f"on_change: {key[:60]!r} is too long", hint=f"up to {MAX_TOPIC} characters, and {MAX_STARS} times *"
                 )
-            return Trigger("change", "", key=checked_text("on_change", on_change), workflow=workflow, **common)
-    if not 1 <= len(topic) <= MAX_TOPIC:
-        raise BadValue(f"topic: {topic[:60]!r} has {len(topic)} characters", hint=f"1 to {MAX_TOPIC}: a topic, subject or queue")
-    return Trigger("message", "", broker=broker, topic=checked_text("topic", topic), **common)
+            checked_text("on_change", key)
+        case "message":
+            if not 1 <= len(topic) <= MAX_TOPIC:
+                hint = f"1 to {MAX_TOPIC}: a topic, subject or queue"
+                raise BadValue(f"topic: {topic[:60]!r} has {len(topic)} characters", hint=hint)
+            checked_text("topic", topic)
+    return trigger
 
 
 def bind_trigger(trigger: Trigger, target: TriggerTarget) -> Trigger:

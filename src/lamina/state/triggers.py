@@ -482,7 +482,7 @@ class Triggers:
     def _start_all(self, left: list[Trigger], write: StateWrite) -> Iterator[None]:
         """Start what a change starts, one by one. It is in the outbox until all of it has been; a store that is down is waited
         for."""
-        value = encoding.decode(write.value) if write.value is not None else None
+        value = encoding.as_encoded(write.value) if write.value is not None else None
         event = {"key": write.key, "value": value, "version": write.version}
         waiting, later = len(left), list[Trigger]()
 

@@ -100,7 +100,7 @@ class PythonValues:
                 scope.children[node.name] = run.make_scopes(scope, node, first_scope, [None] * len(node.branches))
                 value = len(node.branches)
             elif isinstance(node, Each):
-                items = self._storage.list_items(self._value(run, scope, node.data["items"]))
+                items = self._storage.list_items(self._value(run, scope, node.data["items"]), MAX_ITEMS)
                 value = self.make_item_scopes(run, question, items, first_scope)
             else:
                 assert isinstance(node, Choice)
@@ -163,10 +163,14 @@ class PythonValues:
 
     def _evaluate(self, run: HeldValues, scope: ValueScope, expr: Expr) -> Any:
         opened: dict[Leaf, Any] = {}
+        left = encoding.MAX_LOOKED_INTO
 
         def look_up(leaf: Leaf) -> Any:
+            nonlocal left
             if leaf not in opened:
-                opened[leaf] = self._storage.decode(self._look_up(run, scope, leaf))
+                blob = self._storage.read(self._look_up(run, scope, leaf))
+                left = encoding.looked_into(blob, left)
+                opened[leaf] = encoding.decode(blob)
             return opened[leaf]
 
         return evaluate(expr, look_up)

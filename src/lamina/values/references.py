@@ -40,7 +40,7 @@ class ErrorInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
     trace: ErrorText = ""
     hint: ErrorText = ""  #: what to do about it, where the error says so
     status: int = 0  #: of a response that was raised
-    response: bytes = b""  #: encoded
+    response: Annotated[bytes, Meta(max_length=2**20)] = b""  #: encoded
     fields: bytes = b""  #: of an input that are not as they should be, and why
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from lamina import encoding
 from lamina.core.workflow.flow import Flow, Node
+from lamina.errors import BadValue
 from lamina.values.asl_values import AslRun
 from lamina.values.flow_analysis import FlowAnalysis
 from lamina.values.references import ErrorInfo, ShmRef, Stored
@@ -52,9 +53,11 @@ class ValueStorage:
     def decode(self, stored: Stored) -> Any:
         return encoding.decode(self.read(stored))
 
-    def list_items(self, stored: Stored) -> Sequence[Stored]:
+    def list_items(self, stored: Stored, most: int) -> Sequence[Stored]:
         """Items of an encoded list. Large ones in shared memory stay where they are: a part of a slot is as good as a slot."""
         blob = self.read(stored)
+        if (count := encoding.list_length(blob)) > most:  # before anything is made of them
+            raise BadValue(f"each over {count} items", hint=f"at most {most} at a time")
         if not isinstance(stored, ShmRef):
             return encoding.list_items(blob)
         found: list[Stored] = []

@@ -10,9 +10,10 @@ from lamina.errors import BadValue, NoCapacity
 from lamina.gateway.deploy.overrides import FunctionOverrides
 from lamina.gateway.routes.targets import CallTarget, kind_of
 from lamina.sdk.app import NAME_PATTERN
+from lamina.sdk.triggers import checked_trigger
 from lamina.store import kv
 from lamina.store.base import Session
-from lamina.types import MAX_CONCURRENCY, WHOLE_UNIT, FunctionSpec, Tenant
+from lamina.types import MAX_CONCURRENCY, NEVER_US, WHOLE_UNIT, FunctionSpec, Tenant
 from lamina.worker.app_manifest import AppManifest
 
 MAX_FUNCTIONS = 1_000
@@ -108,6 +109,22 @@ def empty_version(app: str, tenant: str) -> AppVersion:
     return AppVersion(app=app, number=0, tenant=tenant, path="", manifest=AppManifest(app, (), (), ()))
 
 
+MAX_TRIGGERS = 1_000
+
+
+def _check_numbers(value: object) -> None:
+    """No number is below zero, or without end; what is data of the app's own is not looked at."""
+    if isinstance(value, Struct):
+        for name in value.__struct_fields__:
+            if name != "data":
+                _check_numbers(getattr(value, name))
+    elif isinstance(value, tuple | list | dict):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_numbers(inner)
+    elif isinstance(value, int | float) and not 0 <= value <= NEVER_US:
+        raise BadValue(f"package: {value} makes no sense", hint="times, sizes and counts are not below zero")
+
+
 def check_manifest(manifest: AppManifest, app: str, tenant: str, others: list[AppVersion]) -> None:
     """Validate what an app of this tenant says of itself. Its code has written it, and may have written anything."""
     if manifest.app != app:
@@ -128,12 +145,25 @@ def check_manifest(manifest: AppManifest, app: str, tenant: str, others: list[Ap
         for function in flow.functions:
             if function not in usable:
                 raise BadValue(f"package: {flow.name!r} calls {function[:80]!r}, which this app does not have")
+    _check_numbers((manifest.functions, manifest.flows))
+    if len(manifest.triggers) > MAX_TRIGGERS:
+        raise BadValue(f"package: {len(manifest.triggers)} triggers", hint=f"at most {MAX_TRIGGERS}")
     for trigger in manifest.triggers:
         if trigger.target not in names:
             raise BadValue(f"package: a trigger starts {trigger.target[:80]!r}, which this app does not have")
+        if trigger.id:
+            raise BadValue("package: a trigger has the name of one that was added", hint="names are for those: PUT /v1/triggers")
+        checked_trigger(trigger)
     for spec in manifest.functions:
         sound = spec.max_batch >= 1 and spec.memory_mib >= 0 and 0 <= spec.scale.min <= max(1, spec.scale.max)
-        sound = sound and spec.max_queue >= 1 and 1 <= spec.parts <= WHOLE_UNIT and 1 <= spec.concurrency <= MAX_CONCURRENCY
+        sound = (
+            sound
+            and spec.cores >= 1
+            and spec.share <= 1
+            and spec.max_queue >= 1
+            and 1 <= spec.parts <= WHOLE_UNIT
+            and 1 <= spec.concurrency <= MAX_CONCURRENCY
+        )
         if not sound:
             raise BadValue(f"package: {spec.name!r} asks for what makes no sense")
 

@@ -252,6 +252,7 @@ def raised_response(driver: RealtimeDriver, ending: FailCall | Reject) -> Respon
     if info is None or not info.response:
         return None
     try:
+        encoding.looked_into(info.response)
         found = encoding.decode(info.response)
     except LaminaError:  # a worker that does not keep to the protocol
         return None

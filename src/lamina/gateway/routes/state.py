@@ -13,6 +13,7 @@ from lamina.access.authorization import Grant
 from lamina.drivers.engine import EngineShared
 from lamina.errors import BadValue, Conflict, LaminaError, NotFound, checked_text
 from lamina.gateway.routes import http_codec
+from lamina.gateway.routes.codec_pool import check_light_json
 from lamina.gateway.routes.problems import error_problem, respond_problem
 from lamina.sdk.app_state import MAX_VALUE_BYTES, StateCell, StateChange, StateKey, apply_change, checked_key, checked_size
 from lamina.server.exchange import Exchange, HttpRequest
@@ -83,6 +84,7 @@ class StateRoutes:
             self._table.confirm(lambda lost: self._respond(exchange, lost or missing, 404, b""))
             return
         assert cell.value is not None
+        encoding.looked_into(cell.value)
         head = msgspec.json.encode({"key": place[1], "kind": cell.kind, "version": cell.version})
         body = head[:-1] + b',"value":' + encoding.to_json(encoding.decode(cell.value)) + b"}"
         self._respond_confirmed(exchange, 200, body, b'etag: "%d"\r\n' % cell.version)
@@ -93,6 +95,7 @@ class StateRoutes:
             raise BadValue(
                 f"body: {len(request.body)} bytes", hint=f"at most {MAX_VALUE_BYTES} at one key; use several keys, or a file"
             )
+        check_light_json(request.body)
         value = encoding.from_json(request.body)
         if value is None:
             raise BadValue("body: null is no value", hint="DELETE removes a key")
