@@ -10,7 +10,7 @@ import os
 import socket
 import time
 import zipfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -39,6 +39,7 @@ from lamina.cluster.messages import (
     to_agent_reader,
 )
 from lamina.cluster.packages import PackageSource, PackageStore
+from lamina.cluster.value_fetcher import Fetched
 from lamina.errors import LoadFailed
 from lamina.gateway.deploy.app_package import unpack_from_leader
 from lamina.gpu.protocol import ExecutorReport, ExecutorUsage, GpuClocks
@@ -276,6 +277,37 @@ def test_a_change_of_state_whose_result_cannot_be_fetched_is_not_made(app: Path,
             assert await call == 503  # there is nothing at the data port that it has named
             assert not made.gateway._runtime.state.cells
             made.gateway.driver.controller.state.check()
+
+    run(work, 60)
+
+
+@pytest.mark.live
+def test_results_that_have_come_of_a_batch_that_never_comes_whole_keep_no_memory(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def work() -> None:
+        async with cluster(app, tmp_path) as made, joined(made, "one") as node:
+            await made.live("one")
+            pool, queue = made.engine.references.pool, made.gateway.driver.controller.state.functions["echo"].queue
+            calls = [asyncio.create_task(echo(made, number)) for number in range(3)]
+            await made.until(lambda: len(queue) == 3)
+            await loaded(node, "echo")
+            batch = await node.wait_for(RunOnNode)
+            assert isinstance(batch, RunOnNode) and len(batch.jobs) > 1
+            coming: list[Callable[[Fetched], None]] = []
+            monkeypatch.setattr(made.engine._fetcher, "bring", lambda ref, then: coming.append(then))
+            held = pool.used_bytes
+            node.say(DoneOnNode(batch.batch_id, 1, [NodeRef("", "w1", slot, 100_000) for slot in range(len(batch.jobs))]))
+            await made.until(lambda: len(coming) == len(batch.jobs))
+            reserved = pool.reserve(100_000)
+            assert reserved is not None
+            reserved[1].release()
+            coming[0](reserved[0])
+            node.close()
+            await made.until(lambda: made.phase("one") in ("lost", ""))
+            assert pool.used_bytes == held
+            for call in calls:
+                call.cancel()
 
     run(work, 60)
 

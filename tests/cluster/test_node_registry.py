@@ -160,8 +160,17 @@ def test_a_node_that_is_told_to_leave_while_it_joins_is_drained_when_it_has():
     world.do("opened", "a", first)
     assert world.changes == ["joining", "live", "draining"]
     world.do("leave", "a", first)
-    world.join()  # started again by somebody, to stay
+    world.join(boot_us=2)  # started again by somebody, to stay
     assert world.changes[3:] == ["gone", "joining", "live"]
+
+
+def test_a_node_that_was_being_drained_when_it_was_lost_is_drained_when_it_is_back():
+    world = Watched()
+    first = world.join()
+    world.do("drain", "a")
+    world.do("lose", "a", first, "cut")
+    world.join()
+    assert world.changes == ["joining", "live", "draining", "lost", "joining", "live", "draining"]
 
 
 NAMES = ("a", "b")

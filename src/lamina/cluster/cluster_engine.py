@@ -301,7 +301,7 @@ class ClusterEngine(CompositeEngine):
         known = self.listener.registry.nodes.get(name)
         if known is None:
             raise NotFound(f"no node {name[:80]!r}", hint=f"there are {', '.join(self.listener.registry.nodes) or 'none'}")
-        if not self.listener.drain(name) and known.phase is not NodePhase.DRAINING and not known.is_leaving:
+        if not self.listener.drain(name) and not (known.is_leaving and known.is_open):
             raise Conflict(f"node {name!r} is {known.phase.value}", hint="only a live node can be drained")
 
     def list_nodes(self) -> list[dict[str, Any]]:

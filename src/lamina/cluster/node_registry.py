@@ -98,7 +98,7 @@ class NodeRecord:
     beats: int = 0
     rtt_us: int = 0
     lag_us: int = 0  #: how late its event loop is
-    is_leaving: bool = False  #: it is to be drained as soon as its devices are open
+    is_leaving: bool = False  #: it is to be drained, also when it comes back after a cut
 
     @property
     def is_open(self) -> bool:
@@ -150,10 +150,10 @@ class NodeRegistry:
             self.nodes[name] = node
         before = node.phase
         node.phase = NODE_TRANSITIONS[before]["hello"]
+        node.is_leaving = node.is_leaving and node.boot_us == boot_us
         node.incarnation, node.boot_us, node.address = self._incarnations, boot_us, address
         node.joined_us = node.heard_us = node.since_us = now_us
         node.beats = node.rtt_us = node.lag_us = 0
-        node.is_leaving = False
         changes.append(NodeChange(name, node.incarnation, before, node.phase))
         return node.incarnation, changes
 
@@ -194,7 +194,7 @@ class NodeRegistry:
     def drain(self, now_us: int, name: str) -> list[NodeChange]:
         """It is to leave; one that joins just now when its devices are open."""
         node = self.nodes.get(name)
-        if node is not None and node.phase is NodePhase.JOINING:
+        if node is not None and node.is_open:
             node.is_leaving = True
         if node is None or node.phase not in (NodePhase.LIVE, NodePhase.SUSPECT):
             return []
