@@ -257,6 +257,15 @@ def test_a_class_of_attrs_is_made():
     assert made(kind, {"x": 1}) == kind(1)
 
 
+def test_a_field_of_a_model_inside_of_a_dataclass_has_its_whole_name():
+    pydantic = pytest.importorskip("pydantic")
+    inner = pydantic.create_model("Inner", size=(int, ...))
+    outer = dataclasses.make_dataclass("Outer", [("parts", list[inner])])
+    with pytest.raises(BadValue) as error:
+        made(outer, {"parts": [{"size": 1}, {}]})
+    assert error.value.fields == [("x.parts.1.size", "Field required")]
+
+
 def test_a_note_for_readers_changes_nothing():
     with pytest.raises(BadValue, match=r"x\.0: 'a' is text where a number is needed"):
         made(Annotated[list[int], "sizes in millimetres"], ["a"])

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -249,6 +250,14 @@ def test_without_its_lifespan_it_says_what_to_do() -> None:
                 await client.get("/healthz")
 
     run(work)
+
+
+def test_a_start_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    server = AsgiServer(lamina.App("off"), in_process=True, policy="fiffo")
+    with pytest.raises(lamina.errors.LaminaError, match="fiffo"):
+        run(server.start)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_pages_of_allowed_origins_may_read_the_answers() -> None:

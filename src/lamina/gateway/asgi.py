@@ -259,13 +259,20 @@ class AsgiServer:
     async def start(self) -> None:
         if self._gateway is None:
             self._folder = tempfile.TemporaryDirectory(prefix="lamina-asgi-")  # of this user alone
-            socket = str(Path(self._folder.name) / "calls.sock")
-            store = open_store(self._store) if self._store else None
-            runtime = self._runtime(f"unix://{socket}")
-            self._gateway = await open_gateway(runtime, self._listen, store=store, access=await self._access(self._folder.name))
-            self._calls = self._gateway.private_server()
-            await self._calls.start_unix(socket)
-            self._app.connect(f"unix://{socket}", asyncio.get_running_loop())
+            try:
+                await self._open(self._folder.name)
+            except BaseException:
+                await self.stop()
+                raise
+
+    async def _open(self, folder: str) -> None:
+        socket = str(Path(folder) / "calls.sock")
+        store = open_store(self._store) if self._store else None
+        access = await self._access(folder)
+        self._gateway = await open_gateway(self._runtime(f"unix://{socket}"), self._listen, store=store, access=access)
+        self._calls = self._gateway.private_server()
+        await self._calls.start_unix(socket)
+        self._app.connect(f"unix://{socket}", asyncio.get_running_loop())
 
     async def _access(self, folder: str) -> AccessControl | None:
         if not self._token:

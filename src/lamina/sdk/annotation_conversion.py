@@ -43,7 +43,7 @@ from lamina.sdk.plain_values import (
     wrong_type,
 )
 from lamina.sdk.tensors import Tensor
-from lamina.sdk.validation_errors import WORDS, invalid_value
+from lamina.sdk.validation_errors import WORDS, field_of, invalid_value
 
 MAX_INVALID_FIELDS = 20
 """Fields that an error names."""
@@ -345,11 +345,11 @@ def _converter(name: str, hint: Any, *, optional: bool) -> Converter:
                 _fill_defaults(made)
             return made
         except msgspec.ValidationError as error:
+            if isinstance(error.__cause__, InvalidFields):  # of a model inside of it
+                raise error.__cause__.renamed(field_of(name, error)) from None
             raise invalid_value(name, value, error, hint_of_choices) from None
         except RecursionError as error:
             raise BadValue(f"{name}: {error}") from None
-        except InvalidFields as error:
-            raise error.renamed(name) from None
 
     hint_of_choices = _choices_said(hint)
     return make
@@ -381,7 +381,7 @@ def _pydantic_converter(name: str, adapter: Any, *, optional: bool) -> Converter
     return make
 
 
-class InvalidFields(Exception):
+class InvalidFields(ValueError):
     """Fields of a pydantic model that were not as it wants them."""
 
     def __init__(self, found: Sequence[Mapping[str, Any]]) -> None:

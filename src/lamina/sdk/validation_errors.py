@@ -79,6 +79,13 @@ def invalid_value(name: str, value: Any, error: Exception, choices: str = "") ->
     return _error(field, reason, choices or hint)
 
 
+def field_of(name: str, error: Exception) -> str:
+    """The field of the parameter `name` that an error is about."""
+    parts = _PARTS.fullmatch(str(error))
+    assert parts is not None, "any text has a first part"
+    return ".".join([name, *(key or index for key, index in _STEP.findall(parts["path"] or "") if index != "...")])
+
+
 def _error(field: str, reason: str, hint: str = "") -> BadValue:
     said = f"{field} {reason}" if reason.startswith("is ") else f"{field}: {reason}"
     return BadValue(said, hint=hint, fields=[(field, reason)])
