@@ -63,7 +63,8 @@ def main() -> None:
             ratio = after["value"] / before["value"] if before["value"] else float("nan")
             rows.append({"what": what, "unit": after["unit"], "before": before["value"], "after": after["value"], "ratio": ratio})
             print(f"{what:62} {before['value']:>12,.4g} {after['value']:>12,.4g} {after['unit']:9} {ratio:6.2f}")
-    options.out.write_text(json.dumps({"machine": machine(), "rounds": options.rounds, "rows": rows}, indent=1) + "\n")
+    about = machine() | {"command": f"python -m benchmarks.before_after OLD {' '.join(options.names)}"}
+    options.out.write_text(json.dumps({"machine": about, "rounds": options.rounds, "rows": rows}, indent=1) + "\n")
     print(options.out)
 
 
