@@ -22,6 +22,9 @@ from lamina.core.workflow.journal_entry import NodeExecutionKey
 
 ROOT = 0
 
+MAX_OPEN_ITEMS = 5_000
+"""Of an `Each`, so many are under way at once; the others wait. All of 100,000 would be opened in one turn of the controller."""
+
 
 @dataclass(slots=True, eq=False)
 class Scope:
@@ -194,9 +197,8 @@ class WorkflowRun(ActiveCall):
             strict = node.tolerated_failures is None and node.tolerated_failure_share is None and allowed < 0
             if allowed < 0:
                 allowed = node.failures_allowed(count)
-            fan_out = FanOut(
-                first, scope, node, count, at_once or node.max_concurrency or count, count, allowed, execution_id, strict
-            )
+            at_once = min(at_once or node.max_concurrency or count, MAX_OPEN_ITEMS)
+            fan_out = FanOut(first, scope, node, count, at_once, count, allowed, execution_id, strict)
         if count == 0:
             if not execution_id:
                 return self.finish(scope_id, node_name)
