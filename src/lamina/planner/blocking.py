@@ -141,11 +141,7 @@ class BlockingRule:
         """`is_shed`: whether a device is asked for more than it can do, and a function for more of it than its share."""
         self._claims: dict[str, DeviceClaims] = {}
         self._is_shed = is_shed
-        self.has_kept = False  #: units were kept from the batch that is being decided about
-
-    def begin_decision(self) -> None:
-        """What is asked from now on is for the next batch, maybe of another function."""
-        self.has_kept = False
+        self.last_blocked = ("", -1)  #: the function that units were kept from last, and when
 
     def kept_units(self, view: View, function: FunctionState, device: Device, free: int, at_us: int, time_us: int) -> int:
         """Units that a batch of the function, which holds its own from `at_us` on for `time_us`, must leave to others.
@@ -184,7 +180,7 @@ class BlockingRule:
             kept = kept if _fits_beside(view, function, device, on_empty) else 0
         if not kept & free:
             return Kept(0, has_time, is_idle, counts.longest_us)
-        self.has_kept = True
+        self.last_blocked = (function.spec.name, view.now_us)
         return Kept(kept, has_time, is_idle, counts.longest_us)
 
     def limits_us(self, view: View, function: FunctionState, device: Device, longer_us: int, within_us: int) -> list[int]:
