@@ -448,11 +448,8 @@ class Agent:
                 session.send(PackageStored(code.sha256))
             path = self._packages.path(code.sha256, code.entry)
             python = await self._environments.ensure(Path(path.partition(":")[0]).parent)
-            if python and frame.device.startswith("gpu"):
-                raise LoadFailed(
-                    f"{spec.name!r} has packages of its own, and those of a GPU's executor are this node's",
-                    hint="install them where the node's agent is installed, or leave the function's gpu= away",
-                )
+            if python and isinstance(self._engine, CompositeEngine):
+                self._engine.check_packages(spec, frame.device)
         except (LaminaError, OSError) as error:
             hint = error.hint if isinstance(error, LaminaError) else ""
             if self._instances.pop(made.local, None) is not None and session is self.session:
