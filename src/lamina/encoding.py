@@ -253,25 +253,16 @@ def list_length(blob: Blob) -> int:
 
 def list_items(blob: Blob) -> list[bytes]:
     """Elements of an encoded list, each still encoded: a fan-out need not decode what it hands out."""
-    try:
-        return [bytes(raw) for raw in _list_decoder.decode(blob)]
-    except _UNFIT:
-        raise BadValue("each needs a list to go over", hint="return a list from the step before it") from None
+    return list(map(bytes, list_parts(blob)[1]))
 
 
-def list_item_spans(blob: Blob) -> list[tuple[int, int]]:
-    """Start and length of each element inside an encoded list."""
+def list_parts(blob: Blob) -> tuple[int, list[msgspec.Raw]]:
+    """Elements of an encoded list where they are, one behind the other; and where the first begins."""
     try:
         found = _list_decoder.decode(blob)
     except _UNFIT:
         raise BadValue("each needs a list to go over", hint="return a list from the step before it") from None
-    at = 1 if len(found) < 16 else 3 if len(found) < 2**16 else 5
-    made = []
-    for raw in found:
-        size = memoryview(raw).nbytes
-        made.append((at, size))
-        at += size
-    return made
+    return 1 + _LENGTHS.get(blob[0], (0, ""))[0], found
 
 
 def join_list(blobs: list[Blob]) -> bytes:

@@ -164,6 +164,12 @@ class Refused(LaminaError):
 
 OVERLOADED: Final = "overloaded"
 
+TOO_MANY_ITEMS: Final = (
+    "the `each` of this run have too many items at a time",
+    "go over the inner lists in fewer pieces at once",
+)
+"""What a run is told whose fan-outs inside fan-outs are too many, and what to do."""
+
 REFUSALS: Final = {
     "deadline": (429, "it could not be done in time", "allow more time, or try again later"),
     "cost": (429, "it would cost more than its limit", "raise lamina-cost-limit"),

@@ -21,9 +21,10 @@ import pytest
 
 from lamina.access.admin_service import AdminService
 from lamina.drivers.engine import TargetSource
+from lamina.engines import isolation
 from lamina.engines.isolation import Homes, ProcessIsolation, Walls, parse_users
 from lamina.errors import BadValue
-from lamina.ipc.confinement import Confinement, clean_environment, end_cgroup, memory_kills
+from lamina.ipc.confinement import Confinement, ProbeResult, clean_environment, end_cgroup, memory_kills
 from lamina.server import listener, origins
 from lamina.server.listener import UNKNOWN_USER, peer_user
 from lamina.types import FunctionSpec
@@ -392,6 +393,16 @@ def test_functions_of_tenants_do_not_share_the_process_of_a_gpu(app: Path, tmp_p
 
     answer = run(work)
     assert answer.status == 403 and "GPU" in answer.json["detail"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="walls are tried by root alone")
+def test_there_are_no_walls_where_a_setuid_program_makes_root_of_a_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
+    def probed(user: int) -> ProbeResult:
+        return ProbeResult(user, (), (1,), False, True, True, True)
+
+    monkeypatch.setattr(isolation, "_probe", probed)
+    walls = asyncio.run(ProcessIsolation().try_walls())
+    assert not walls.hold and walls.lines()[0] == "users: none: it gets that of a setuid program"
 
 
 def test_walls_are_named_one_to_a_line() -> None:

@@ -151,7 +151,7 @@ def test_an_array_that_is_none_is_not_decoded_for_a_buffer(tmp_path: Path) -> No
 def test_items_are_counted_before_anything_is_made_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = ValueStorage.__new__(ValueStorage)
     blob = encoding.encode(list(range(20)))
-    assert len(storage.list_items(blob, 20)) == 20
+    assert len(storage.list_items(blob, 20, [])) == 20
     monkeypatch.delattr(encoding, "list_items")
     with pytest.raises(BadValue, match="each over 20 items"):
-        storage.list_items(blob, 19)
+        storage.list_items(blob, 19, [])

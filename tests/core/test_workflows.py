@@ -8,6 +8,7 @@ from lamina.core.actions import DropJob, FailCall, Reply, ResolveData
 from lamina.core.events import CallCancelled, DataResolved, Deployed, DeviceJoined, DeviceLost, JobOutcome
 from lamina.core.workflow.engine import MAX_ITEMS
 from lamina.core.workflow.flow import Choice, Each, Flow, Pass, Task
+from lamina.core.workflow.runs import MAX_OPEN_ITEMS
 from lamina.types import NEVER_US
 from tests.script import BIG_GPU, Script, a_function
 
@@ -193,6 +194,34 @@ def test_a_number_of_items_that_cannot_be_fails_the_run_before_anything_is_made_
     script = world(MAP, engine=False)
     script.arrives("c", target="w")
     assert script.tell(DataResolved("c", 0, "e", value)) == [FailCall("c", "bad-value", "e")]
+
+
+def test_a_map_may_have_all_the_items_that_a_map_may_have(world):
+    script = world(MAP, engine=False)
+    script.arrives("c", target="w")
+    assert not [action for action in script.tell(DataResolved("c", 0, "e", MAX_ITEMS)) if isinstance(action, FailCall)]
+
+
+def test_a_map_opens_no_more_items_than_one_turn_of_the_controller_has_time_for(world):
+    script = world(MAP, engine=False)
+    script.arrives("c", target="w")
+    script.tell(DataResolved("c", 0, "e", MAX_OPEN_ITEMS + 20))
+    jobs = script.controller.state.runs["c"].jobs
+    assert len(jobs) == MAX_OPEN_ITEMS
+    script.finishes()
+    assert len(jobs) == MAX_OPEN_ITEMS, "as many more as have ended"
+
+
+def test_maps_inside_a_map_have_too_many_items_only_beyond_what_one_may_have(world):
+    script = world(NESTED, engine=False)
+    script.arrives("c", target="w")
+    script.tell(DataResolved("c", 0, "e", 2 * MAX_OPEN_ITEMS))
+    inner = [DataResolved("c", 1 + number, "i", MAX_ITEMS) for number in range(MAX_OPEN_ITEMS)]
+    failed = []
+    while not failed:
+        failed = [action for action in script.tell(inner.pop()) if isinstance(action, FailCall)]
+    assert failed[0].error == "too-many-items"
+    assert len(script.controller.state.runs) == 0 and len(inner) < MAX_OPEN_ITEMS - 1
 
 
 @pytest.mark.parametrize("value", [-1, 3])

@@ -283,6 +283,24 @@ def test_learnt_profiles_say_so_and_carry_the_load_time():
     assert [(point.batch, point.units, point.p50_us) for point in found.points] == [(1, 1, 2_000.0)]
 
 
+def test_learnt_profiles_of_many_functions_look_at_what_was_learnt_once():
+    class Counting(dict):
+        looks = 0
+
+        def items(self):
+            self.looks += 1
+            return super().items()
+
+    names = [f"f{number}" for number in range(20)]
+    points = [Point(batch=1, units=1, p50_us=1_000)]
+    predictor = OnlinePredictor(ProfileTable([Profile(function=name, device="gpu", points=points) for name in names]))
+    for name in names:
+        predictor.observe(name, "gpu", 1, 1, 1_100)
+    predictor._ratios = ratios = Counting(predictor._ratios)
+    assert [found.meta["runs"] for found in predictor.learnt_profiles()] == [1] * 20
+    assert ratios.looks == 1
+
+
 @pytest.mark.parametrize("is_profiled", [True, False])
 @given(st.lists(st.tuples(st.integers(1, 8), st.sampled_from([1, 2, 4]), st.integers(100, 9_000)), max_size=20))
 def test_several_slices_at_once_are_the_same_as_one_by_one(is_profiled: bool, seen: list[tuple[int, int, int]]):

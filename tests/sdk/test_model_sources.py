@@ -104,6 +104,14 @@ def test_a_file_is_fetched_once_and_looked_at_again(server: FileServer) -> None:
     assert server.asked == ["200", "304"]
 
 
+@pytest.mark.parametrize("name", ["source.json", ".source.json", ".lock"])
+def test_a_model_may_have_any_name(server: FileServer, name: str) -> None:
+    url = server.url.replace("net.onnx", name)
+    assert fetch_model(url).read_bytes() == BODY
+    assert fetch_model(url).read_bytes() == BODY
+    assert server.asked == ["200", "304"]
+
+
 def test_with_its_checksum_in_the_cache_the_server_is_not_asked(server: FileServer) -> None:
     fetch_model(server.url, sha256=SUM)
     assert fetch_model(server.url, sha256=SUM.upper()).read_bytes() == BODY

@@ -77,6 +77,17 @@ def ask(data: bytes, **options: Any) -> int:
 POST = b"POST /x HTTP/1.1\r\nHost: a\r\n"
 
 
+@pytest.mark.parametrize(("status", "has_length"), [(204, False), (200, True), (404, True)])
+def test_only_a_204_says_nothing_of_a_length(status: int, has_length: bool) -> None:
+    """RFC 9110 8.6: a server must not send it there."""
+
+    async def script(port: int, _server: HttpServer) -> bytes:
+        return await talk(port, POST + b"Content-Length: 0\r\n\r\n")
+
+    said = serve(script, lambda request, exchange: exchange.respond(status))
+    assert (b"content-length: 0\r\n" in said) == has_length and said.endswith(b"\r\n\r\n")
+
+
 def test_a_request_is_echoed() -> None:
     assert ask(POST + b"Content-Length: 3\r\n\r\nabc") == 200
 

@@ -22,6 +22,7 @@ from lamina.core.controller import Controller
 from lamina.core.events import CallCancelled, DataResolved, Event
 from lamina.errors import (
     REFUSALS,
+    TOO_MANY_ITEMS,
     BadValue,
     Cancelled,
     DeadlineExceeded,
@@ -128,6 +129,8 @@ def exception_for(ending: FailCall | Reject, info: ErrorInfo | None) -> LaminaEr
     if ending.error == "cost":
         _, detail, hint = REFUSALS["cost"]
         return Refused(detail, hint=hint, reason="cost")
+    if ending.error == "too-many-items":
+        return BadValue(TOO_MANY_ITEMS[0], hint=TOO_MANY_ITEMS[1])
     if ending.error == "bad-value":
         return BadValue("a step cannot use what it was given") if info is None else BadValue(info.message, hint=info.hint)
     trace = info.trace if info is not None else ""

@@ -209,9 +209,13 @@ class ProcessIsolation:
             self.walls = Walls(users=why, processes=why, files=why, limits=self._missing_limits())
             return self.walls
         found = await asyncio.to_thread(_probe, self.users[1])
-        why = found.error
+        why, users = found.error, ""
+        if found.user != self.users[1] or found.groups:
+            users = "it keeps the server's user"
+        elif found.gains_privileges:
+            users = "it gets that of a setuid program"
         self.walls = Walls(
-            users=why or ("" if found.user == self.users[1] and not found.groups else "it keeps the server's user"),
+            users=why or users,
             processes=why or ("" if found.processes == (1,) and not found.reaches_server else "it sees others"),
             files=why or ("" if found.writes_home and found.reads else "it cannot reach what it needs"),
             limits=self._missing_limits(),

@@ -91,7 +91,9 @@ class AsgiExchange(Exchange):
             return
         if content_type[:9] == b"text/html" and not extra.startswith(b"content-security-policy"):
             extra += PAGE_POLICY
-        headers = [(b"content-length", b"%d" % len(body)), *self._header_list(content_type, extra)]
+        headers = self._header_list(content_type, extra)
+        if status != 204:  # RFC 9110 8.6
+            headers = [(b"content-length", b"%d" % len(body)), *headers]
         shown = b"" if self.head_only else body
         self._put({"type": "http.response.start", "status": status, "headers": headers})
         self._put({"type": "http.response.body", "body": shown}, None)

@@ -24,7 +24,7 @@ MIB = 2**20
 
 _CLONE_NEWNS, _CLONE_NEWPID = 0x00020000, 0x20000000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
-_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
+_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS, _PR_GET_NO_NEW_PRIVS = 4, 38, 39
 
 
 class Confinement(Struct, frozen=True, kw_only=True):
@@ -315,8 +315,7 @@ def probe(confinement: Confinement, server: int) -> ProbeResult:
         reaches = not confinement.hides_processes
     with contextlib.suppress(OSError), open(f"/proc/{server}/environ", "rb") as file:
         reaches = reaches or bool(file.read(1))
-    with open("/proc/self/status") as file:
-        no_new = any(line.split() == ["NoNewPrivs:", "1"] for line in file)
+    gains = _libc().prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1
     writes = False
     with contextlib.suppress(OSError), open(os.path.join(confinement.folder or ".", ".probe"), "wb") as file:
         writes = True
@@ -328,7 +327,7 @@ def probe(confinement: Confinement, server: int) -> ProbeResult:
         import lamina.sdk.app_loader  # noqa: F401
     except ImportError:
         reads = False
-    return ProbeResult(os.geteuid(), tuple(os.getgroups()), seen, reaches, not no_new, writes, reads)
+    return ProbeResult(os.geteuid(), tuple(os.getgroups()), seen, reaches, gains, writes, reads)
 
 
 def main() -> None:

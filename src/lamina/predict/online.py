@@ -301,6 +301,9 @@ class OnlinePredictor:
         for (function, kind, units, cores), curve in self._curves.items():
             if of in ("", function):
                 curves.setdefault((function, kind), []).append((units, cores, curve))
+        runs_of: dict[tuple[str, str], int] = {}
+        for (function, kind, _, _), ratio in self._ratios.items():
+            runs_of[function, kind] = runs_of.get((function, kind), 0) + ratio.seen
         found = []
         for key in sorted({*began, *curves}):
             base = began.get(key) or Profile(function=key[0], device=key[1], points=[])
@@ -310,8 +313,7 @@ class OnlinePredictor:
                 for units, cores, curve in curves.get(key, ())
                 for batch, seen in sorted(curve.sizes.items())
             ]
-            runs = sum(ratio.seen for place, ratio in self._ratios.items() if place[:2] == key)
-            runs += sum(seen.count for _, _, curve in curves.get(key, ()) for seen in curve.sizes.values())
+            runs = runs_of.get(key, 0) + sum(seen.count for _, _, curve in curves.get(key, ()) for seen in curve.sizes.values())
             meta = base.meta | {"source": "learnt", "runs": runs} if runs else base.meta
             found.append(structs.replace(base, points=points, load_us=self.load_us(*key), meta=meta))
         return found

@@ -42,7 +42,8 @@ _SPARE_BYTES = 64 * 2**20
 """Of a disk, to be left free."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_ABOUT = "source.json"
+_ABOUT = ".source.json"
+"""What is known of what lies beside it, whose name never begins with a dot."""
 
 
 class _Cached(Struct, frozen=True):

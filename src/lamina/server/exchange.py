@@ -144,7 +144,7 @@ class Exchange:
             connection.server.date_line,
             b"content-type: ",
             content_type,
-            b"\r\ncontent-length: %d\r\n" % len(body),
+            b"\r\ncontent-length: %d\r\n" % len(body) if status != 204 else b"\r\n",  # RFC 9110 8.6
             self._headers,
             extra,
             b"\r\n" if keep else b"connection: close\r\n\r\n",

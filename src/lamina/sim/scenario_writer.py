@@ -42,8 +42,12 @@ def to_toml(scenario: Scenario) -> str:
         way = scenario.ways.get(kind)
         lines += [f'way = {{ time = "{way.us}us", spread = {way.spread:g} }}'] if way is not None else []
     used = {name for target in loads for name in (flows[target].functions if target in flows else (target,))}
+    profiles: dict[str, list[Profile]] = {}
+    for one in scenario.profiles:
+        if one.points:
+            profiles.setdefault(one.function, []).append(one)
     for spec in scenario.functions:
-        found = [one for one in scenario.profiles if one.function == spec.name and one.points]
+        found = profiles.get(spec.name)
         if spec.name in used and found:
             lines += ["", *_function(spec, found, scenario.segments_us.get(spec.name, 0))]
     for flow in written:

@@ -20,7 +20,7 @@ from lamina.core.workflow.flow import Fail as FailNode
 from lamina.errors import BadValue, LaminaError
 from lamina.expr import Absent, Expr, Leaf, evaluate, leaf_of, leaves
 from lamina.values.asl_values import DEFAULT_CAUSES
-from lamina.values.references import ErrorInfo, ShmRef, Stored
+from lamina.values.references import ErrorInfo, Stored
 from lamina.values.storage import HeldValues, ValueScope, ValueStorage
 
 
@@ -80,8 +80,9 @@ class PythonValues:
         at, name = scope.scope_with(leaf[1]), leaf[1]
         if at is None or name in at.results or name not in at.children or (at.flow.nodes[name].data or {}).get("block"):
             return expr
-        items = [self.result(run, inner) for inner in at.children[name]]
-        if not any(isinstance(item, ShmRef) for item in items):
+        items = self._results(run, at, name)
+        if set(map(type, items)) <= {bytes}:
+            at.results[name] = self._joined(run, items)
             return expr
         given += [(("node", f"{name}/{index}"), item) for index, item in enumerate(items)]
         return ["list", *(["node", f"{name}/{index}"] for index in range(len(items)))]
@@ -100,7 +101,7 @@ class PythonValues:
                 scope.children[node.name] = run.make_scopes(scope, node, first_scope, [None] * len(node.branches))
                 value = len(node.branches)
             elif isinstance(node, Each):
-                items = self._storage.list_items(self._value(run, scope, node.data["items"]), MAX_ITEMS)
+                items = self._storage.list_items(self._value(run, scope, node.data["items"]), MAX_ITEMS, run.slots)
                 value = self.make_item_scopes(run, question, items, first_scope)
             else:
                 assert isinstance(node, Choice)
@@ -113,19 +114,19 @@ class PythonValues:
         return DataResolved(question.call_id, question.scope, question.node, value, execution_id=question.execution_id)
 
     def make_item_scopes(self, run: HeldValues, question: ResolveData, blobs: Sequence[Stored], first_scope: int) -> int:
-        """Create the scopes of a map's items. Items in shared memory belong to the list they are parts of."""
+        """Number the scopes of a map's items. Items in shared memory belong to the list they are parts of."""
         if len(blobs) > MAX_ITEMS:
             raise BadValue(f"each over {len(blobs)} items", hint=f"at most {MAX_ITEMS} at a time")
         scope = run.scopes[question.scope]
         node = scope.flow.nodes[question.node]
-        items = [blob if isinstance(blob, ShmRef) else self._storage.store(run.slots, blob) for blob in blobs]
-        scope.children[node.name] = run.make_scopes(scope, node, first_scope, items)
+        scope.children[node.name] = run.make_scopes(scope, node, first_scope, blobs)
         return len(blobs)
 
     def _drop_missing(self, scope: ValueScope, node: Node, question: ResolveData) -> int:
         """Drop items or branches that brought no result."""
         absent = set(question.missing)
-        scope.children[node.name] = [inner for index, inner in enumerate(scope.children[node.name]) if index not in absent]
+        inner = scope.children[node.name]
+        scope.children[node.name] = [inner[index] for index in range(len(inner)) if index not in absent]
         return 0
 
     def _catch(self, run: HeldValues, scope: ValueScope, node: Node, question: ResolveData) -> int:
@@ -196,11 +197,27 @@ class PythonValues:
         """Value that no worker made: the result list of a map, or what a pass is made of."""
         node = scope.flow.nodes[name]
         if isinstance(node, Each | Parallel) and name in scope.children:
-            blobs = [self._storage.read(self.result(run, inner)) for inner in scope.children[name]]
-            return self._storage.store(run.slots, encoding.join_list(blobs))
+            return self._joined(run, self._results(run, scope, name))
         if isinstance(node, Pass) and node.data:
             return self._value(run, scope, node.data["value"])
         raise Absent(f"{name!r} has no value")
+
+    def _results(self, run: HeldValues, scope: ValueScope, name: str) -> list[Stored]:
+        """Results of a map's items or of branches. There may be 100,000, most of them that of one step, as it is."""
+        found: list[Stored] = []
+        step, flow = "", None
+        for inner in scope.children[name]:
+            if inner.flow is not flow:
+                flow = inner.flow
+                leaf = leaf_of(expr := flow.data["result"]) if flow.data is not None else None
+                step = leaf[1] if leaf is not None and leaf[0] == "node" and len(expr) == 2 else ""
+            value = inner.results.get(step)
+            found.append(value if value is not None else self.result(run, inner))
+        return found
+
+    def _joined(self, run: HeldValues, items: list[Stored]) -> Stored:
+        blobs = [item if type(item) is bytes else self._storage.read(item) for item in items]
+        return self._storage.store(run.slots, encoding.join_list(blobs))
 
 
 def failure_of(run: HeldValues, failure: FailCall | None) -> ErrorInfo | None:
@@ -214,6 +231,6 @@ def failure_of(run: HeldValues, failure: FailCall | None) -> ErrorInfo | None:
 
 
 def _default_error(run: HeldValues, scope: int, step: str, error: str) -> ErrorInfo:
-    at = run.scopes.get(scope)
+    at = run.scopes.find(scope)
     node = at.flow.nodes.get(step) if at is not None else None
     return ErrorInfo(error, node.cause if isinstance(node, FailNode) else DEFAULT_CAUSES.get(error, ""))

@@ -27,7 +27,7 @@ from lamina.values.flow_analysis import FlowAnalysis
 from lamina.values.python_values import JobArguments, PythonValues, failure_of
 from lamina.values.references import ErrorInfo, ShmRef, Stored, ValuesExhausted
 from lamina.values.shm import INLINE_BYTES, ShmPool, ShmReader
-from lamina.values.storage import HeldValues, ValueScope, ValueStorage
+from lamina.values.storage import HeldValues, RunScopes, ValueScope, ValueStorage
 from lamina.values.task_tokens import TaskTokens
 
 
@@ -80,7 +80,9 @@ class RunValues:
             elif type(value) is ShmRef and value.owner != self._own:  # what is on another machine takes no memory here
                 held += value.size
         self.held_bytes += held
-        self._runs[call_id] = HeldValues(stored, {ROOT: ValueScope(flow, analysis)}, errors, asl_run, slots, began_us > 0)
+        self._runs[call_id] = HeldValues(
+            stored, RunScopes({ROOT: ValueScope(flow, analysis)}), errors, asl_run, slots, began_us > 0
+        )
         self._held[call_id] = held
 
     def leave_result(self, call_id: str) -> None:
@@ -224,7 +226,7 @@ class RunValues:
             return
         if entry.kind == "failed":
             run.errors[entry.scope, entry.node] = msgspec.msgpack.decode(value, type=ErrorInfo)
-        elif entry.scope in run.scopes:
+        elif run.scopes.find(entry.scope) is not None:
             self._put(run, entry.scope, entry.node, self._storage.store(run.slots, value))
 
     # --------------------------------------------------------------- by the loop

@@ -5,9 +5,10 @@ Scopes are numbered as the core numbers them: each says which values were put th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 from lamina import encoding
 from lamina.core.workflow.flow import Flow, Node
@@ -53,19 +54,24 @@ class ValueStorage:
     def decode(self, stored: Stored) -> Any:
         return encoding.decode(self.read(stored))
 
-    def list_items(self, stored: Stored, most: int) -> Sequence[Stored]:
-        """Items of an encoded list. Large ones in shared memory stay where they are: a part of a slot is as good as a slot."""
+    def list_items(self, stored: Stored, most: int, held: list[ShmRef]) -> Sequence[Stored]:
+        """Items of an encoded list, large ones in shared memory. Those that are there already stay where they are: a part of a
+        slot is as good as a slot."""
         blob = self.read(stored)
         if (count := encoding.list_length(blob)) > most:  # before anything is made of them
             raise BadValue(f"each over {count} items", hint=f"at most {most} at a time")
         if not isinstance(stored, ShmRef):
-            return encoding.list_items(blob)
+            items = encoding.list_items(blob)
+            is_large = len(blob) > INLINE_BYTES and max(map(len, items), default=0) > INLINE_BYTES
+            return [self.store(held, item) for item in items] if is_large else items
+        start, parts = encoding.list_parts(blob)
+        if max(map(len, parts), default=0) <= INLINE_BYTES:
+            return list(map(bytes, parts))
         found: list[Stored] = []
-        for start, size in encoding.list_item_spans(blob):
-            if size > INLINE_BYTES:
-                found.append(ShmRef(stored.owner, stored.slot, size, stored.start + start))
-            else:
-                found.append(bytes(blob[start : start + size]))
+        for part in parts:
+            size = len(part)
+            found.append(bytes(part) if size <= INLINE_BYTES else ShmRef(stored.owner, stored.slot, size, stored.start + start))
+            start += size
         return found
 
 
@@ -78,7 +84,7 @@ class ValueScope:
     outer: ValueScope | None = None
     item: Stored | None = None
     results: dict[str, Stored] = field(default_factory=dict)
-    children: dict[str, list[ValueScope]] = field(default_factory=dict)  #: items of maps, branches of parallels, in order
+    children: dict[str, Sequence[ValueScope]] = field(default_factory=dict)  #: items of maps, branches of parallels, in order
 
     def scope_with(self, name: str) -> ValueScope | None:
         """The scope that contains a step of this name, looking outwards from here."""
@@ -95,21 +101,85 @@ class ValueScope:
         return None
 
 
+class FanOutScopes(Sequence[ValueScope]):
+    """Scopes of the items of a map or the branches of a parallel, each made when it is first asked for: 100,000 are more than
+    one turn of the loop has time for, and the core opens few of them at once."""
+
+    __slots__ = ("_analyses", "_items", "_made", "_outer")
+
+    def __init__(self, outer: ValueScope, analyses: list[FlowAnalysis], items: Sequence[Stored | None]) -> None:
+        self._outer, self._analyses, self._items = outer, analyses, items
+        self._made: list[ValueScope | None] = [None] * len(items)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    @overload
+    def __getitem__(self, index: int) -> ValueScope: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ValueScope]: ...
+    def __getitem__(self, index: int | slice) -> ValueScope | Sequence[ValueScope]:
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(len(self)))]
+        scope = self._made[index]
+        if scope is None:
+            analysis = self._analyses[index if len(self._analyses) > 1 else 0]
+            scope = self._made[index] = ValueScope(analysis.flow, analysis, self._outer, self._items[index])
+        return scope
+
+    def __iter__(self) -> Iterator[ValueScope]:
+        return iter([one if one is not None else self[index] for index, one in enumerate(self._made)])
+
+
+class RunScopes(dict[int, ValueScope]):
+    """Scopes of a run by number: those that were asked for, and the fan-outs that the others are made from."""
+
+    _firsts: list[int] | None = None  #: numbers of the first scopes of fan-outs; None: there are none
+    _fan_outs: list[FanOutScopes]
+
+    def __missing__(self, number: int) -> ValueScope:
+        at = bisect_right(self._firsts or (), number) - 1
+        if self._firsts is None or at < 0 or number - self._firsts[at] >= len(self._fan_outs[at]):
+            raise KeyError(number)
+        scope = self[number] = self._fan_outs[at][number - self._firsts[at]]
+        return scope
+
+    def find(self, number: int) -> ValueScope | None:
+        try:
+            return self[number]
+        except KeyError:
+            return None
+
+    def add(self, first: int, scopes: FanOutScopes) -> None:
+        """Number these from `first` on. Others with such numbers are of an answer that the core did not take."""
+        if self._firsts is None:
+            self._firsts, self._fan_outs = [], []
+        taken = bisect_left(self._firsts, first)
+        if taken < len(self._firsts):
+            del self._firsts[taken:], self._fan_outs[taken:]
+            for number in [number for number in self if number >= first]:
+                del self[number]
+        self._firsts.append(first)
+        self._fan_outs.append(scopes)
+
+
 @dataclass(slots=True)
 class HeldValues:
     """Values that one run holds."""
 
     inputs: dict[str, Stored]
-    scopes: dict[int, ValueScope]
+    scopes: RunScopes
     errors: dict[tuple[int, str], ErrorInfo]  #: the last of each step
     asl_run: AslRun | None  #: of a flow written as states: then its values are there
     slots: list[ShmRef]  #: to be freed at its end
     durable: bool
 
-    def make_scopes(self, scope: ValueScope, node: Node, first_scope: int, items: Sequence[Stored | None]) -> list[ValueScope]:
+    def make_scopes(
+        self, scope: ValueScope, node: Node, first_scope: int, items: Sequence[Stored | None]
+    ) -> Sequence[ValueScope]:
         """Add scopes for the items of a map or the branches of a parallel, numbered from `first_scope`."""
-        inner = scope.analysis.inner(node)
-        flows = inner if len(inner) > 1 else inner * len(items)
-        made = [ValueScope(one.flow, one, scope, item) for one, item in zip(flows, items, strict=False)]
-        self.scopes.update(enumerate(made, first_scope))
+        if not items:
+            return ()
+        made = FanOutScopes(scope, scope.analysis.inner(node), items)
+        self.scopes.add(first_scope, made)
         return made

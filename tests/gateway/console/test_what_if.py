@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from hypothesis import given
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 
 from lamina.core.workflow.flow import Choice, Each, Flow, Pass, Task
 from lamina.errors import BadValue
+from lamina.gateway.console import routes, what_if
 from lamina.gateway.console.what_if import ServerChange, WhatIf, WhatIfQuestion, answer, changed_scenario, scenario_text
 from lamina.gateway.routes.profiles import ServerSnapshot
 from lamina.predict.profile import Point, Profile
@@ -90,6 +94,18 @@ async def test_a_plan_starts_from_what_is_called_now(tmp_path: Path) -> None:
         assert (await ask(admin.port, "POST", "/v1/console/plan", {"colour": 1})).status == 400
 
 
+@pytest.mark.live
+@in_loop
+async def test_a_plan_that_would_wait_too_long_is_refused_before_the_server_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with console_server(tmp_path) as (_gateway, admin):
+        monkeypatch.setattr(what_if, "MAX_WAITING", 0)
+        monkeypatch.setattr(routes, "take_snapshot", None)
+        told = await ask(admin.port, "POST", "/v1/console/plan", {})
+        assert (told.status, told.json["reason"]) == (429, "busy")
+
+
 # --------------------------------------------------------------------------------- as a file
 
 names = st.text("abcdefg_0123456789", min_size=1, max_size=8)
@@ -128,3 +144,28 @@ def test_a_workflow_that_cannot_be_written_becomes_calls_of_its_functions() -> N
     text = scenario_text(found, ServerChange())
     assert "flow has steps that this file cannot say" in text
     assert [(load.target, load.segments[0].to_per_s) for load in scenario.parse(text).loads] == [("f", 2.0)]
+
+
+def python_calls(act: Callable[[], object]) -> int:
+    count = 0
+
+    def on_event(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(on_event)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_scenario_of_four_times_the_functions_takes_four_times_the_work() -> None:
+    def work(count: int) -> int:
+        names = [f"f{number}" for number in range(count)]
+        parts = {"functions": [function(name) for name in names], "profiles": [profile(name) for name in names]}
+        snapshot = server(**parts, rates=dict.fromkeys(names, 1.0))
+        return python_calls(lambda: scenario_text(snapshot, ServerChange()))
+
+    assert work(400) < 5 * work(100)

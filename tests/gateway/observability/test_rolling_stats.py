@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lamina.core.actions import JobRef, StartBatch
 from lamina.gateway.observability.rolling_stats import WINDOW_S, RollingStats
@@ -57,3 +59,15 @@ def test_p99_and_the_part_in_time_are_those_of_the_last_minute():
 
 def test_a_target_without_answers_has_no_percentiles():
     assert RollingStats().call_stats(0, "see")["p99_ms"] is None
+
+
+@given(st.lists(st.integers(0, 40 * SECOND), max_size=60), st.integers(0, 90 * SECOND))
+def test_the_rate_of_replies_is_that_of_the_whole_statistics(gaps: list[int], later_us: int):
+    recent, now_us = RollingStats(), 0
+    for gap in gaps:
+        now_us += gap
+        recent.replies_of("see").append((now_us, 5_000, True))
+    now_us += later_us
+    wanted = recent.call_stats(now_us, "see")["per_s"]
+    assert recent.reply_rate(now_us, "see") == wanted == recent.call_stats(now_us, "see")["per_s"]
+    assert recent.reply_rate(now_us, "other") == 0.0

@@ -172,6 +172,11 @@ def test_a_misnamed_header_is_told_wherever_it_is_sent_and_the_next_request_is_s
     assert [answer.status for answer in asked(port, wrong, wrong, right)] == [400, 400, 200]
 
 
+def test_the_server_as_a_whole_can_be_asked_for_its_options(port: int) -> None:
+    whole, target, other = asked(port, ("OPTIONS", "*"), ("OPTIONS", "/v1/functions/echo"), ("GET", "*"))
+    assert [whole.status, target.status, other.status] == [204, 405, 404]
+
+
 def test_what_is_not_there_is_not_found_and_wrong_methods_are_told(port: int) -> None:
     unknown, workflow_as_function, deleted, posted = asked(
         port,

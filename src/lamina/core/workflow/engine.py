@@ -33,12 +33,13 @@ from lamina.core.workflow.error_policy import (
 )
 from lamina.core.workflow.flow import Choice, Each, FallibleNode, Flow, Node, Parallel, Succeed, Task, Wait
 from lamina.core.workflow.journal import RunJournal
-from lamina.core.workflow.runs import NodeExecution, Ready, Scope, WorkflowRun, workflow_run
+from lamina.core.workflow.runs import MAX_OPEN_ITEMS, NodeExecution, Ready, Scope, WorkflowRun, workflow_run
 from lamina.core.workflow.timers import RunTimers, TimerPurpose
 from lamina.types import Call
 
 MAX_ITEMS = 100_000
-"""Items of one run at a time: a count that comes from data is bounded before anything is made of it."""
+"""Items of an `Each`: a count that comes from data is bounded before anything is made of it. A run may have as many under way,
+and those open of another `Each` around them."""
 
 MAX_DATA_REQUESTS = 25_000
 """Data requests of one walk through a flow that makes them at every step: a loop that data never ends must end all the same."""
@@ -251,8 +252,7 @@ class WorkflowEngine:
         node = scope.flow.nodes[event.node]
         execution = run.executions.get(event.execution_id)
         stage = NodeState.BEGIN if execution is None else execution.stage
-        if event.error or not _is_valid_answer(run, node, stage, event.value):
-            error = event.error or "bad-value"
+        if error := event.error or _defect_of(run, node, stage, event.value):
             name = event.error if event.error and event.error != "bad-value" else RUNTIME
             self._propagate_failure(run, scope, execution, Fault(error, name, scope.id, node.name))
         elif execution is not None and stage is not NodeState.BEGIN:
@@ -510,13 +510,16 @@ class WorkflowEngine:
             self._calls.drop_job(run, job)
 
 
-def _is_valid_answer(run: WorkflowRun, node: Node, stage: NodeState, value: int) -> bool:
-    """Whether this value can answer the data request."""
+def _defect_of(run: WorkflowRun, node: Node, stage: NodeState, value: int) -> str:
+    """Why this value cannot answer the data request; "": it can."""
+    most = 2**62
     if stage is NodeState.BEGIN:
         if isinstance(node, Each):
-            return 0 <= value <= MAX_ITEMS - len(run.scopes)
-        if isinstance(node, Choice):
-            return 0 <= value < len(node.branches)
-    if stage is NodeState.END and isinstance(node, Task):
-        return 0 <= value <= len(node.potential_next)
-    return value >= 0
+            if value <= MAX_ITEMS < value + len(run.scopes) - 1 - MAX_OPEN_ITEMS:
+                return "too-many-items"
+            most = MAX_ITEMS
+        elif isinstance(node, Choice):
+            most = len(node.branches) - 1
+    elif stage is NodeState.END and isinstance(node, Task):
+        most = len(node.potential_next)
+    return "" if 0 <= value <= most else "bad-value"

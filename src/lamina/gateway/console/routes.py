@@ -339,10 +339,12 @@ class ConsoleRoutes:
         }
 
     def _plan(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> Coroutine[Any, Any, Any]:
-        return self._what_if.ask(self._snapshot(), _change(request))
+        change = _change(request)
+        self._what_if.check_room()
+        return self._what_if.ask(self._snapshot(), change)
 
     async def _scenario(self, request: HttpRequest, exchange: Exchange, grant: Grant) -> Any:
-        return {"scenario": scenario_text(self._snapshot(), _change(request))}
+        return {"scenario": await asyncio.to_thread(scenario_text, self._snapshot(), _change(request))}
 
 
 def _change(request: HttpRequest) -> ServerChange:

@@ -121,10 +121,11 @@ def changed_scenario(snapshot: ServerSnapshot, change: ServerChange) -> Scenario
     used = {name for target in rates for name in flows.get(target, (target,))}
     devices = _devices(snapshot.devices, change.devices)
     called = [one for one in base.functions if one.name in used]
+    memory_mib = sum(one.memory_mib for one in called)
     return structs.replace(
         base,
         devices=tuple(devices),
-        functions=tuple(_function(one, change, _warm_count(one, called, devices)) for one in called),
+        functions=tuple(_function(one, change, _warm_count(one, memory_mib, devices)) for one in called),
         flows=tuple(
             structs.replace(flow, slo=structs.replace(flow.slo, latency_us=_goal_us(flow.name, flow.slo.latency_us, change)))
             for flow in base.flows
@@ -147,10 +148,11 @@ def _function(spec: FunctionSpec, change: ServerChange, warm: int) -> FunctionSp
     return structs.replace(spec, slo=structs.replace(spec.slo, latency_us=goal_us), scale=scale)
 
 
-def _warm_count(spec: FunctionSpec, called: list[FunctionSpec], devices: list[DeviceSpec]) -> int:
-    """Instances of a function that are there from the start: one on every device, where all functions fit on each."""
+def _warm_count(spec: FunctionSpec, memory_mib: int, devices: list[DeviceSpec]) -> int:
+    """Instances of a function that are there from the start: one on every device, where all functions, which need `memory_mib`,
+    fit on each."""
     fitting = [device for device in devices if spec.fits_family(device.family)]
-    has_room = sum(one.memory_mib for one in called) <= min((device.memory_mib for device in fitting), default=0)
+    has_room = memory_mib <= min((device.memory_mib for device in fitting), default=0)
     return max(1, min(spec.scale.max, len(fitting))) if has_room else 1
 
 
@@ -226,10 +228,14 @@ class WhatIf:
         self._waiting = 0
         self._process: asyncio.subprocess.Process | None = None
 
-    async def ask(self, snapshot: ServerSnapshot, change: ServerChange) -> Any:
-        change.check(snapshot)
+    def check_room(self) -> None:
+        """Raises `Refused` if too many wait: before a snapshot is taken for one more."""
         if self._waiting >= MAX_WAITING:
             raise Refused("other plans are being simulated", hint="try again in a few seconds", reason="busy", retry_after_s=5.0)
+
+    async def ask(self, snapshot: ServerSnapshot, change: ServerChange) -> Any:
+        change.check(snapshot)
+        self.check_room()
         self._waiting += 1
         try:
             async with self._turn:

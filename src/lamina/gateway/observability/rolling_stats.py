@@ -117,6 +117,13 @@ class RollingStats:
                 into.jobs += share.jobs
         return max(1e-6, min(WINDOW_S, now_us / 1e6)), total
 
+    def reply_rate(self, now_us: int, target: str) -> float:
+        """Replies a second in the last minute, as `call_stats` has them, without a look at each."""
+        replies = self._replies.get(target)
+        while replies and now_us - replies[0][0] > 60_000_000:
+            replies.popleft()
+        return round(len(replies) / max(1.0, (now_us - replies[0][0]) / 1e6), 2) if replies else 0.0
+
     def call_stats(self, now_us: int, target: str) -> dict[str, Any]:
         """Reply statistics of the last minute, at most the latest two thousand."""
         found = [entry for entry in self._replies.get(target, ()) if now_us - entry[0] <= 60_000_000]

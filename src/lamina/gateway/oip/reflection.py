@@ -11,12 +11,15 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from lamina.errors import BadValue
 from lamina.gateway.oip.schema import DESCRIPTOR, HEALTH_SERVICE, import_grpc_extra, load_schema
 from lamina.server.grpc import GrpcMethod, OnDone, OnMessage
 
 METHOD = "ServerReflectionInfo"
 VERSIONS = ("v1", "v1alpha")
 _NOT_FOUND, _UNIMPLEMENTED = 5, 12
+MAX_REQUEST_BYTES = 4_096
+"""Of names. A request is part of its response, and anyone may send one."""
 
 
 def service_of(version: str) -> str:
@@ -37,12 +40,16 @@ class Reflection:
 
     @property
     def methods(self) -> dict[bytes, GrpcMethod]:
-        parse = self.request_type.FromString
-        return {f"/{service_of(version)}/{METHOD}".encode(): GrpcMethod(METHOD, parse, True) for version in VERSIONS}
+        return {f"/{service_of(version)}/{METHOD}".encode(): GrpcMethod(METHOD, self._parse, True) for version in VERSIONS}
 
     @property
     def request_type(self) -> Any:
         return self._kinds["ServerReflectionRequest"]
+
+    def _parse(self, message: bytes) -> Any:
+        if len(message) > MAX_REQUEST_BYTES:
+            raise BadValue(f"a request of {len(message)} bytes", hint=f"at most {MAX_REQUEST_BYTES} are taken")
+        return self.request_type.FromString(message)
 
     def is_request(self, message: Any) -> bool:
         return isinstance(message, self.request_type)

@@ -17,7 +17,7 @@ from lamina.core.actions import FailCall, Reject
 from lamina.drivers.driver import INTERNAL
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.encoding import Response
-from lamina.errors import REFUSALS, LaminaError, LeadershipLost, NotLeader, Refused, StoreDown, alone_hint
+from lamina.errors import REFUSALS, TOO_MANY_ITEMS, LaminaError, LeadershipLost, NotLeader, Refused, StoreDown, alone_hint
 from lamina.gateway.observability import logs
 from lamina.gateway.observability.rate_limiter import RateLimiter
 from lamina.server.exchange import Exchange, HttpRequest
@@ -183,6 +183,7 @@ _FAILURES = {
         *(503, "memory-exhausted", "the memory for the values of runs is used up"),
         "try again in a moment; the operator sets --memory-budget",
     ),
+    "too-many-items": (422, "unprocessable", *TOO_MANY_ITEMS),
     "bad-value": (422, "unprocessable", "a step cannot use what it was given", ""),
     "function-failed": (500, "function-failed", "the function raised an error", _LOG),
     INTERNAL: (500, "internal", "a defect of the server ended it", _LOG),

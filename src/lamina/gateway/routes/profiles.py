@@ -41,5 +41,5 @@ def take_snapshot(driver: RealtimeDriver, recent: RollingStats, targets: Iterabl
         flows=[flow for name, flow in controller.flows.items() if name not in specs],
         devices=[device.spec for device in controller.state.devices.values()],
         ways_us={device.spec.id: device.way_us for device in controller.state.devices.values() if device.way_us},
-        rates={target.name: recent.call_stats(now_us, target.name)["per_s"] for target in targets},
+        rates={target.name: recent.reply_rate(now_us, target.name) for target in targets},
     )

@@ -168,6 +168,9 @@ class Router:
 
     def _handle_other(self, request: HttpRequest, exchange: Exchange, web: WebProcess | None) -> None:
         path = request.path
+        if path == b"*" and request.method == "OPTIONS":  # of the server as a whole: a ping, says RFC 9110 9.3.7
+            exchange.respond(204)
+            return
         if self._process.is_standby and self._process.refusal is not None and not path.startswith(_ABOUT_THE_PROCESS):
             raise self._process.refusal()
         if web is not None and path == b"/" and web.has_root:
