@@ -209,6 +209,7 @@ def choosy(g):
 """
 
 
+@pytest.mark.live
 def test_kernels_have_run_before_the_first_request(tmp_path: Path):
     """What they import in their first run was taken for their time, and all calls were refused for it."""
     path = tmp_path / "graphs.py"
