@@ -22,6 +22,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from email.utils import formatdate
 from itertools import islice
+from operator import attrgetter
 from typing import Any, cast
 
 from msgspec import Struct
@@ -30,7 +31,7 @@ from lamina.errors import LaminaError
 from lamina.ipc.immediate_writer import ImmediateWriter
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.http2.frames import PREFACE, http1_required
-from lamina.server.listener import Listener, listen
+from lamina.server.listener import EVICTION_BATCH, Listener, crowded_last, listen
 from lamina.server.memory_budget import CONNECTION_BYTES, RETRY_S, MemoryBudget, MemoryCharge, MemoryExhausted, address_key
 from lamina.server.origins import OriginPolicy
 from lamina.server.request_parser import CHARGE_STEP_BYTES, Fault, HeaderNames, OwnHeaders, RequestParser
@@ -79,11 +80,11 @@ LARGE_BODY_BYTES = 2**20  #: from here on a body is read in turns with others
 SLICE_BYTES = 64  #: of what may be many requests, parsed before the time is looked at: less than two of the shortest
 CHUNKED_BYTES = 512  #: of a body in chunks, behind which there may be more of them
 READS_PER_TURN = 4  #: of large bodies, each of up to 256 KiB
-EVICTION_BATCH = 64  #: connections found by one search through all of them
 _RETRY = b"retry-after: %d\r\n" % RETRY_S
 _EXTRA = {401: b"www-authenticate: Bearer\r\n", 503: _RETRY}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _ESTABLISHED = 1  #: of TCP's states
+_idle_since = attrgetter("phase_since")
 
 
 def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -685,7 +686,8 @@ class HttpServer:
         self.turns = turns or TurnBudget(lambda callback: asyncio.get_running_loop().call_soon(callback))
         self.connections: set[HttpConnection] = set()
         self._addresses: Counter[str] = Counter()  #: connections by address
-        self._evictable: list[HttpConnection] = []  #: of the last search, the idlest last
+        self._evictable: list[HttpConnection] = []  #: of the last search, the next to go last
+        self._most_since = 0  #: connections that an address has come to since then
         self.is_closing = False
         self._listener: Listener | None = None
         self._unix: asyncio.AbstractServer | None = None
@@ -723,7 +725,8 @@ class HttpServer:
 
     def add(self, connection: HttpConnection) -> None:
         self.connections.add(connection)
-        self._addresses[connection.address] += 1
+        count = self._addresses[connection.address] = self._addresses[connection.address] + 1
+        self._most_since = max(self._most_since, count)
 
     def remove(self, connection: HttpConnection) -> None:
         if connection in self.connections:
@@ -739,23 +742,28 @@ class HttpServer:
         while True:
             while self._evictable:
                 idlest = self._evictable.pop()
+                if self._addresses[idlest.address] < self._most_since - max(1, self._most_since // 8):
+                    break  # another has far more by now
                 if idlest in self.connections and idlest.is_evictable:
                     idlest.evict()
                     return True
-            self._evictable = self._find_evictable(address)
+            self._evictable, self._most_since = self._find_evictable(address), 0
             if not self._evictable:
                 return False
 
     def _find_evictable(self, newcomer: str) -> list[HttpConnection]:
-        """Connections that may go, the idlest last: those that are being closed, then the idle ones of the address with the most.
+        """Connections that may go, the first last: those that are being closed, then the idlest one of the address with the most.
         A body under way goes only for an address that has fewer connections."""
         crowd, most = self._addresses.most_common(1)[0]
         found = [one for one in self.connections if one.phase == "linger"]
-        found = found or [one for one in self.connections if one.address == crowd and one.is_evictable and one.phase != "body"]
+        if not found:
+            idle = [one for one in self.connections if one.is_evictable and one.phase != "body"]
+            if any(one.address == crowd for one in idle):
+                return crowded_last(idle, self._addresses, _idle_since)[-EVICTION_BATCH:]
         if not found and self._addresses[newcomer] + 1 < most:
             found = [one for one in self.connections if one.address == crowd and one.is_evictable]
         found = found or [one for one in self.connections if one.is_evictable and one.phase == "idle"]
-        found.sort(key=lambda one: one.phase_since, reverse=True)
+        found.sort(key=_idle_since, reverse=True)
         return found[-EVICTION_BATCH:]
 
     def _update_clock(self) -> None:
