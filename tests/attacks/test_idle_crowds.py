@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lamina.server.connection_set import EVICTION_BATCH, ConnectionSet, crowded_last
+from lamina.server.grpc import GrpcServer
 from lamina.server.http1 import HttpLimits, HttpServer
-from lamina.server.listener import EVICTION_BATCH, crowded_last
 
 MOST = 200
 
@@ -25,8 +26,16 @@ class IdleConnection:
     is_evictable: bool = True
     gone: bool = False
 
+    streams: tuple[str, ...] = ()
+
+    @property
+    def last_frame_s(self) -> float:
+        return self.phase_since
+
     def evict(self) -> None:
         self.gone = True
+
+    abort = evict
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=1, max_size=60), st.integers(0, 2**32))
@@ -45,7 +54,7 @@ def test_the_idlest_of_the_address_with_the_most_by_then_goes_first(drawn: list[
     assert not order
 
 
-class Searched(set):
+class Searched(ConnectionSet):
     searches = 0
 
     def __iter__(self):
@@ -65,6 +74,22 @@ def test_room_for_newcomers_of_many_addresses_is_found_many_at_a_time() -> None:
         server.add(IdleConnection(f"b{number}", float(MOST + number)))  # type: ignore[arg-type]
     assert [one.gone for one in first] == [True] * EVICTION_BATCH + [False] * (MOST - EVICTION_BATCH), "the idlest"
     assert connections.searches <= 4
+
+
+def test_so_is_that_of_grpc() -> None:
+    server = GrpcServer(type("Service", (), {"methods": {}})(), 1_000)  # type: ignore[arg-type]
+    server._connections = connections = Searched()
+    first = [IdleConnection(f"a{number}", float(number)) for number in range(MOST)]
+    for one in first:
+        connections.add(one)
+    for number in range(EVICTION_BATCH):
+        assert server._evict_idlest()
+        connections.add(IdleConnection(f"b{number}", float(MOST + number)))
+    assert [one.gone for one in first] == [True] * EVICTION_BATCH + [False] * (MOST - EVICTION_BATCH), "the idlest"
+    assert connections.searches <= 4
+    for one in connections:
+        one.streams = ("a call",)
+    assert not server._evict_idlest()
 
 
 def test_an_address_that_has_come_to_far_more_than_others_gives_way_before_them() -> None:

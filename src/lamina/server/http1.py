@@ -18,7 +18,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from email.utils import formatdate
 from itertools import islice
@@ -29,9 +29,10 @@ from msgspec import Struct
 
 from lamina.errors import LaminaError
 from lamina.ipc.immediate_writer import ImmediateWriter
+from lamina.server.connection_set import ConnectionSet, crowded_last
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.http2.frames import PREFACE, http1_required
-from lamina.server.listener import EVICTION_BATCH, Listener, crowded_last, listen
+from lamina.server.listener import Listener, listen
 from lamina.server.memory_budget import CONNECTION_BYTES, RETRY_S, MemoryBudget, MemoryCharge, MemoryExhausted, address_key
 from lamina.server.origins import OriginPolicy
 from lamina.server.request_parser import CHARGE_STEP_BYTES, Fault, HeaderNames, OwnHeaders, RequestParser
@@ -684,10 +685,7 @@ class HttpServer:
         self.header_names = HeaderNames(own_headers)
         self.read_turns = ReadTurns()
         self.turns = turns or TurnBudget(lambda callback: asyncio.get_running_loop().call_soon(callback))
-        self.connections: set[HttpConnection] = set()
-        self._addresses: Counter[str] = Counter()  #: connections by address
-        self._evictable: list[HttpConnection] = []  #: of the last search, the next to go last
-        self._most_since = 0  #: connections that an address has come to since then
+        self.connections: ConnectionSet[HttpConnection] = ConnectionSet()
         self.is_closing = False
         self._listener: Listener | None = None
         self._unix: asyncio.AbstractServer | None = None
@@ -725,46 +723,35 @@ class HttpServer:
 
     def add(self, connection: HttpConnection) -> None:
         self.connections.add(connection)
-        count = self._addresses[connection.address] = self._addresses[connection.address] + 1
-        self._most_since = max(self._most_since, count)
 
     def remove(self, connection: HttpConnection) -> None:
-        if connection in self.connections:
-            self.connections.remove(connection)
-            self._addresses[connection.address] -= 1
-            if not self._addresses[connection.address]:
-                del self._addresses[connection.address]
+        self.connections.discard(connection)
 
     def has_room(self, address: str) -> bool:
         """Whether one more connection may come. When all are taken, the idlest one of the address with the most goes."""
         if len(self.connections) < self.limits.connections:
             return True
-        while True:
-            while self._evictable:
-                idlest = self._evictable.pop()
-                if self._addresses[idlest.address] < self._most_since - max(1, self._most_since // 8):
-                    break  # another has far more by now
-                if idlest in self.connections and idlest.is_evictable:
-                    idlest.evict()
-                    return True
-            self._evictable, self._most_since = self._find_evictable(address), 0
-            if not self._evictable:
-                return False
+        idlest = self.connections.next_to_go(lambda: self._find_evictable(address), lambda one: one.is_evictable)
+        if idlest is None:
+            return False
+        idlest.evict()
+        return True
 
     def _find_evictable(self, newcomer: str) -> list[HttpConnection]:
         """Connections that may go, the first last: those that are being closed, then the idlest one of the address with the most.
         A body under way goes only for an address that has fewer connections."""
-        crowd, most = self._addresses.most_common(1)[0]
+        addresses = self.connections.addresses
+        crowd, most = addresses.most_common(1)[0]
         found = [one for one in self.connections if one.phase == "linger"]
         if not found:
             idle = [one for one in self.connections if one.is_evictable and one.phase != "body"]
             if any(one.address == crowd for one in idle):
-                return crowded_last(idle, self._addresses, _idle_since)[-EVICTION_BATCH:]
-        if not found and self._addresses[newcomer] + 1 < most:
+                return crowded_last(idle, addresses, _idle_since)
+        if not found and addresses[newcomer] + 1 < most:
             found = [one for one in self.connections if one.address == crowd and one.is_evictable]
         found = found or [one for one in self.connections if one.is_evictable and one.phase == "idle"]
         found.sort(key=_idle_since, reverse=True)
-        return found[-EVICTION_BATCH:]
+        return found
 
     def _update_clock(self) -> None:
         """Refresh the cached time and date line: neither timeouts nor dates need them to the millisecond."""

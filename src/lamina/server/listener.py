@@ -15,11 +15,9 @@ import socket
 import ssl
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from lamina.errors import BadValue, read_user_file
 from lamina.server.memory_budget import address_key
@@ -27,35 +25,12 @@ from lamina.server.memory_budget import address_key
 log = logging.getLogger("lamina")
 
 BACKLOG = 1_024
-EVICTION_BATCH = 64  #: connections found by one search through all of them
 ACCEPT_BATCH = 256
 MAX_HANDSHAKES = 256
 HANDSHAKE_S = 10.0
 """Of TLS under way at a time, and for how long: until one is complete, no limit of the server knows of the connection."""
 
 RETRY_S = 0.5  #: when there are no files left for more connections
-
-
-class Idle(Protocol):
-    """A connection that may have to make room for a newcomer."""
-
-    @property
-    def address(self) -> str: ...
-
-
-AnyIdle = TypeVar("AnyIdle", bound=Idle)
-
-
-def crowded_last(found: Iterable[AnyIdle], counts: Mapping[str, int], since: Callable[[AnyIdle], float]) -> list[AnyIdle]:
-    """Connections in the order they go to make room, the first of them last: always the idlest of the address that has the most
-    by then. `counts`: connections by address, those among them that cannot go."""
-    gone: dict[str, int] = {}
-    ranked = []
-    for place, one in enumerate(sorted(found, key=since)):
-        before = gone[one.address] = gone.get(one.address, -1) + 1
-        ranked.append((counts[one.address] - before, -place, one))
-    ranked.sort(key=itemgetter(0, 1))
-    return [one for _, _, one in ranked]
 
 
 class Listener:
