@@ -249,7 +249,7 @@ def test_a_node_that_was_cut_off_while_it_was_being_drained_leaves_all_the_same(
         assert set(on(made, "where").values()) == {"two"}
 
 
-def test_an_instance_that_still_works_for_nobody_gets_nothing_until_it_has_ended(app: Path, tmp_path: Path):
+def test_an_instance_that_still_runs_an_abandoned_batch_gets_nothing_until_it_has_ended(app: Path, tmp_path: Path):
     """The link was cut for a moment, and what ran there is void; calls go where they are served at once."""
 
     @with_nodes(app, tmp_path, "one")
