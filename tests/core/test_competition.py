@@ -130,6 +130,8 @@ def test_options_of_bodies_are_refused_beside_compete() -> None:
     bodies = tuple(shop.functions.values())
     with pytest.raises(BadValue, match="batch= beside compete="):
         shop.function(batch=4, compete=bodies)
+    with pytest.raises(BadValue, match=r"cache= beside compete=\n  hint: .* leave it out"):
+        shop.function(cache="10m", compete=bodies)
     with pytest.raises(BadValue, match="is no pair of functions"):
         shop.function(compete=bodies[:1])
     with pytest.raises(BadValue, match="on_cpu' takes x, not y"):

@@ -221,7 +221,10 @@ class App:
         kept = [key for key in ("batch", "cpu", "gpu", "scale", "quota", "home", "concurrency") if options[key] != _UNSAID[key]]
         if kept or cache is not None:
             what = kept[0] if kept else "cache"
-            raise BadValue(f"{place}: {what}= beside compete=", hint="give it to the bodies: each has its own")
+            hint = (
+                "give it to the bodies: each has its own" if kept else "results are kept for calls of a body itself; leave it out"
+            )
+            raise BadValue(f"{place}: {what}= beside compete=", hint=hint)
         goal = _slo(slo).spec()
 
         def decorate(target: Any, /) -> Any:

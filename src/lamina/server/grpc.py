@@ -10,13 +10,13 @@ import asyncio
 import logging
 import re
 import ssl
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from lamina.errors import BadValue, LaminaError
 from lamina.server.compression import decompress
+from lamina.server.connection_set import ConnectionSet, crowded_last
 from lamina.server.http1 import HeadCheck, accept_any_head
 from lamina.server.http2.connection import Http2Connection, Http2Limits
 from lamina.server.http2.hpack import encode
@@ -133,7 +133,7 @@ class GrpcServer:
         self.own_headers = own_headers
         self.body_limit = body_limit
         self._limits = Http2Limits(stream_window=body_limit + 2**20, connection_window=2 * body_limit + 2**21)
-        self._connections: set[Http2Connection] = set()
+        self._connections: ConnectionSet[Http2Connection] = ConnectionSet()
         self._server: Listener | None = None
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -174,13 +174,16 @@ class GrpcServer:
 
     def _evict_idlest(self) -> bool:
         """Make room for a newcomer: of the address with the most connections, the idlest one without a stream goes."""
-        crowd = Counter(connection.address for connection in self._connections).most_common(1)[0][0]
-        idle = [one for one in self._connections if one.address == crowd and not one.streams]
-        idle = idle or [one for one in self._connections if not one.streams]
-        if not idle:
+        connections = self._connections
+
+        def search() -> list[Http2Connection]:
+            idle = [one for one in connections if not one.streams]
+            return crowded_last(idle, connections.addresses, lambda one: one.last_frame_s)
+
+        idlest = connections.next_to_go(search, lambda one: not one.streams)
+        if idlest is None:
             return False
-        idlest = min(idle, key=lambda one: one.last_frame_s)
-        self._connections.discard(idlest)
+        connections.discard(idlest)
         idlest.abort()
         return True
 

@@ -18,16 +18,18 @@ import asyncio
 import logging
 import socket
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from email.utils import formatdate
 from itertools import islice
+from operator import attrgetter
 from typing import Any, cast
 
 from msgspec import Struct
 
 from lamina.errors import LaminaError
 from lamina.ipc.immediate_writer import ImmediateWriter
+from lamina.server.connection_set import ConnectionSet, crowded_last
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.http2.frames import PREFACE, http1_required
 from lamina.server.listener import Listener, listen
@@ -79,11 +81,11 @@ LARGE_BODY_BYTES = 2**20  #: from here on a body is read in turns with others
 SLICE_BYTES = 64  #: of what may be many requests, parsed before the time is looked at: less than two of the shortest
 CHUNKED_BYTES = 512  #: of a body in chunks, behind which there may be more of them
 READS_PER_TURN = 4  #: of large bodies, each of up to 256 KiB
-EVICTION_BATCH = 64  #: connections found by one search through all of them
 _RETRY = b"retry-after: %d\r\n" % RETRY_S
 _EXTRA = {401: b"www-authenticate: Bearer\r\n", 503: _RETRY}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _ESTABLISHED = 1  #: of TCP's states
+_idle_since = attrgetter("phase_since")
 
 
 def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -683,9 +685,7 @@ class HttpServer:
         self.header_names = HeaderNames(own_headers)
         self.read_turns = ReadTurns()
         self.turns = turns or TurnBudget(lambda callback: asyncio.get_running_loop().call_soon(callback))
-        self.connections: set[HttpConnection] = set()
-        self._addresses: Counter[str] = Counter()  #: connections by address
-        self._evictable: list[HttpConnection] = []  #: of the last search, the idlest last
+        self.connections: ConnectionSet[HttpConnection] = ConnectionSet()
         self.is_closing = False
         self._listener: Listener | None = None
         self._unix: asyncio.AbstractServer | None = None
@@ -723,40 +723,35 @@ class HttpServer:
 
     def add(self, connection: HttpConnection) -> None:
         self.connections.add(connection)
-        self._addresses[connection.address] += 1
 
     def remove(self, connection: HttpConnection) -> None:
-        if connection in self.connections:
-            self.connections.remove(connection)
-            self._addresses[connection.address] -= 1
-            if not self._addresses[connection.address]:
-                del self._addresses[connection.address]
+        self.connections.discard(connection)
 
     def has_room(self, address: str) -> bool:
         """Whether one more connection may come. When all are taken, the idlest one of the address with the most goes."""
         if len(self.connections) < self.limits.connections:
             return True
-        while True:
-            while self._evictable:
-                idlest = self._evictable.pop()
-                if idlest in self.connections and idlest.is_evictable:
-                    idlest.evict()
-                    return True
-            self._evictable = self._find_evictable(address)
-            if not self._evictable:
-                return False
+        idlest = self.connections.next_to_go(lambda: self._find_evictable(address), lambda one: one.is_evictable)
+        if idlest is None:
+            return False
+        idlest.evict()
+        return True
 
     def _find_evictable(self, newcomer: str) -> list[HttpConnection]:
-        """Connections that may go, the idlest last: those that are being closed, then the idle ones of the address with the most.
+        """Connections that may go, the first last: those that are being closed, then the idlest one of the address with the most.
         A body under way goes only for an address that has fewer connections."""
-        crowd, most = self._addresses.most_common(1)[0]
+        addresses = self.connections.addresses
+        crowd, most = addresses.most_common(1)[0]
         found = [one for one in self.connections if one.phase == "linger"]
-        found = found or [one for one in self.connections if one.address == crowd and one.is_evictable and one.phase != "body"]
-        if not found and self._addresses[newcomer] + 1 < most:
+        if not found:
+            idle = [one for one in self.connections if one.is_evictable and one.phase != "body"]
+            if any(one.address == crowd for one in idle):
+                return crowded_last(idle, addresses, _idle_since)
+        if not found and addresses[newcomer] + 1 < most:
             found = [one for one in self.connections if one.address == crowd and one.is_evictable]
         found = found or [one for one in self.connections if one.is_evictable and one.phase == "idle"]
-        found.sort(key=lambda one: one.phase_since, reverse=True)
-        return found[-EVICTION_BATCH:]
+        found.sort(key=_idle_since, reverse=True)
+        return found
 
     def _update_clock(self) -> None:
         """Refresh the cached time and date line: neither timeouts nor dates need them to the millisecond."""
