@@ -26,6 +26,7 @@ def imported(tree: ast.AST) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_nothing_in_the_product_imports_published_systems_or_the_lab() -> None:
     wrong = [
         f"{path.relative_to(SRC)} imports {name}"

@@ -33,6 +33,7 @@ from lamina.engines.composite import CompositeEngine
 from lamina.engines.cpu import CallBuffers, CpuEngine, VolumeFolders
 from lamina.engines.emulated import EmulatedEngine, EmulatedValues
 from lamina.engines.gpu import GpuEngine
+from lamina.engines.gpu_processes import GpuProcesses
 from lamina.engines.in_process import InProcessEngine
 from lamina.engines.isolation import TENANT_USERS, ProcessIsolation
 from lamina.engines.process_engine import WorkerLimits
@@ -63,9 +64,6 @@ from lamina.worker.cpu_affinity import cores_for_gpus, cpu_device
 
 STATE_SHARE = 4
 """One part in so many of the memory budget is for state, which is all in memory."""
-
-ON_GPU = {"LAMINA_TORCH_DEVICE": "cuda"}
-"""Where a `TorchModel` runs that is alone in its process."""
 
 NOISE = 0.05
 """Of emulated devices: sigma of the logarithm of a batch's time over its profile, as scenarios have it."""
@@ -201,7 +199,8 @@ def open_agent(
     gpus = [(name, place, replace(at, owned=True, limits=replace(at.limits, soft=soft))) for name, place, at in found]
     gpus = [(name, place, replace(device, cores=gpu_cores)) for name, place, device in gpus]
     cores = cpu_device(set_apart=gpu_cores * len(gpus))
-    cpu = CpuEngine("", [cores], _shm_limits(memory_bytes), state=state, shared=shared)
+    isolated = GpuProcesses((name, device) for name, _, device in gpus)
+    cpu = CpuEngine("", [cores], _shm_limits(memory_bytes), state=state, shared=shared, gpu_processes=isolated)
     engines = [
         GpuEngine(
             *("", device, name, cpu.references), ordinal=place, shared=shared, host_cores=own, state=state, standby=gpu_standby
@@ -281,7 +280,7 @@ def _open_engines(
     gpu_standby: StandbyMode,
 ) -> CompositeEngine:
     """Engines of this machine's devices. With `probe`, functions without a profile there are timed when they are loaded."""
-    isolated, mps = _isolate(app, gpus)
+    isolated = _isolate(app, gpus)
 
     def unprofiled(device: DeviceSpec) -> list[str]:
         """What must not run twice is not run for a measurement either."""
@@ -294,15 +293,14 @@ def _open_engines(
         limits,
         state=state,
         unprofiled=unprofiled(cores),
-        isolated=isolated,
-        end_client=mps.daemon.terminate if mps is not None else None,
+        gpu_processes=isolated,
         shared=shared,
         isolation=isolation,
         probes_deployed=probe is not None,
         buffers=buffers,
         volumes=volumes,
     )
-    environment = dict(mps.daemon.environment) if mps is not None else {}
+    environment = dict(isolated.mps.daemon.environment) if isolated.mps is not None else {}
     gpu_engines = [
         GpuEngine(
             app_path,
@@ -320,29 +318,17 @@ def _open_engines(
         )
         for (name, place, device), own in zip(gpus, cores_for_gpus(len(gpus), gpus[0][2].cores if gpus else 0), strict=True)
     ]
-    return CompositeEngine(cpu, gpu_engines, mps)
+    return CompositeEngine(cpu, gpu_engines)
 
 
-def _isolate(app: App, found: list[FoundGpu]) -> tuple[dict[str, dict[str, str]], MpsSlicer | None]:
-    """Process isolation: functions that asked for a process of their own on the GPU get one, under MPS where there is a real one.
-
-    Returns their environments. The executor must then be a client of the same daemon: processes that are not take turns on the
-    device instead of sharing it.
-    """
-    alone = [function for function in app.functions.values() if function.isolated]
+def _isolate(app: App, found: list[FoundGpu]) -> GpuProcesses:
+    """Process isolation: functions that ask for a process of their own on the GPU get one, under MPS where that is a real one."""
+    alone = [function for function in app.functions.values() if function.spec.isolated]
     if not found:  # on cores every instance has a process of its own, and needs no fixed slice for that
         for function in alone:
             function.update_spec(home=function.home, lend=True)
-    if not alone or not found:
-        return {}, None
-    name, _, device = found[0]
-    mps = MpsSlicer(device) if back_end(name).supports_mps else None
-    environments: dict[str, dict[str, str]] = {}
-    for function in alone:
-        mask = (1 << function.spec.units_on(device)) - 1
-        held = {**mps.environment(mask, function.spec.memory_mib), **ON_GPU} if mps is not None else {}
-        environments[function.name] = held
-    return environments, mps
+    mps = MpsSlicer(found[0][2]) if alone and found and back_end(found[0][0]).supports_mps else None
+    return GpuProcesses(((name, device) for name, _, device in found), mps)
 
 
 def open_emulated(

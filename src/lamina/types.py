@@ -116,6 +116,7 @@ class FunctionSpec(Struct, frozen=True, kw_only=True):
     gpu: Literal["no", "may", "must"] = "no"
     memory_mib: int = 0
     input_kib: int = 0  #: what a job usually gets from the step before it
+    isolated: bool = False  #: a process of its own on a GPU; on cores every instance has one
     home: bool = False  #: owns its slice: no other function leases it, unless `lend`
     lend: bool = True
     quota: QuotaSpec = QuotaSpec()

@@ -238,6 +238,7 @@ def indented(lines: list[str]) -> list[str]:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(bodies(), st.lists(st.tuples(st.integers(-5, 12), st.integers(-5, 12)), min_size=3, max_size=3))
+@pytest.mark.slow
 def test_any_workflow_of_steps_branches_maps_and_handlers_is_the_same_as_a_document(
     tmp_path_factory: pytest.TempPathFactory, body: tuple[list[str], tuple[str, ...]], inputs: list[tuple[int, int]]
 ):

@@ -261,8 +261,8 @@ def ask_grpc(table: Table, name: str, token: str, tenant: str) -> int:
                     if "no model" in text
                     else 200
                 )
-            channel.unary_unary(where, serialize, parse)(message, metadata=metadata, timeout=30)
-            return 200
+            said = channel.unary_unary(where, serialize, parse)(message, metadata=metadata, timeout=30)
+            return 404 if name == "ModelReady" and not said.ready else 200  # as is said of a model that nobody has
         except grpc.RpcError as error:
             return {16: 401, 7: 403, 5: 404}.get(error.code().value[0], 0)
 

@@ -136,6 +136,7 @@ def test_an_observer_that_raises_is_the_only_one_that_misses_something() -> None
     served(inject, work)
 
 
+@pytest.mark.slow
 def test_a_tick_that_fails_is_not_the_last(tmp_path: Path) -> None:
     def inject(gateway: Gateway) -> None:
         engine = gateway.driver.controller._engine
@@ -149,6 +150,7 @@ def test_a_tick_that_fails_is_not_the_last(tmp_path: Path) -> None:
     served(inject, work, str(tmp_path / "runs.db"))
 
 
+@pytest.mark.slow
 def test_a_tick_whose_housekeeping_fails_is_not_the_last() -> None:
     def inject(gateway: Gateway) -> None:
         failures = gateway.driver.controller._failures
@@ -267,6 +269,7 @@ class _Sound(_Broken):
         self.checked.set()
 
 
+@pytest.mark.slow
 def test_one_connection_does_not_keep_the_others_from_their_timeouts() -> None:
     async def work() -> None:
         async with emulated() as gateway:

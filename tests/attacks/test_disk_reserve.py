@@ -14,6 +14,7 @@ from tests.attacks.gateways import emulated
 from tests.serving import Browser, run
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_nearly_full_takes_no_new_runs_and_goes_on_with_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     left = {"free": 50 * 2**30}
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=100 * 2**30, free=left["free"]))

@@ -75,6 +75,7 @@ def test_every_item_has_a_test(item: str):
 
 
 @pytest.mark.parametrize("policy", ["frontier", "edf", "gpulet"])
+@pytest.mark.slow
 def test_m6_policies_make_no_impossible_decision_for_tenants(policy: str):
     """Jobs of several tenants in one queue were planned into two batches, or into one that could not be in time any more: each
     was a `PolicyError`, which the controller of these worlds raises."""

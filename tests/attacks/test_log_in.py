@@ -24,6 +24,7 @@ async def tried(access: Any, name: str, password: str, address: str) -> type[Lam
     return None
 
 
+@pytest.mark.slow
 def test_guessing_from_one_address_keeps_no_user_out_at_another(tmp_path: Path):
     async def work() -> None:
         async with opened(tmp_path) as (access, desk):
@@ -37,6 +38,7 @@ def test_guessing_from_one_address_keeps_no_user_out_at_another(tmp_path: Path):
     asyncio.run(work())
 
 
+@pytest.mark.slow
 def test_names_that_there_are_not_leave_nothing_in_the_store(tmp_path: Path):
     async def work() -> list[tuple[str, bool]]:
         async with opened(tmp_path) as (access, desk):
@@ -51,6 +53,7 @@ def test_names_that_there_are_not_leave_nothing_in_the_store(tmp_path: Path):
     assert asyncio.run(work()) == [("ada", False)]
 
 
+@pytest.mark.slow
 def test_an_address_has_a_few_tries_at_a_time(tmp_path: Path):
     async def work() -> list[Any]:
         async with opened(tmp_path) as (access, _):

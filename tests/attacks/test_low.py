@@ -57,6 +57,7 @@ def test_a_clients_422_is_no_failure_of_the_service() -> None:
     run(work)
 
 
+@pytest.mark.slow
 def test_a_client_that_has_closed_its_half_is_answered() -> None:
     async def work() -> None:
         async with emulated() as gateway:

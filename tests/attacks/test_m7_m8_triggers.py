@@ -74,6 +74,7 @@ def opened(starter: Starter, wall: Any = None, **options: Any) -> Triggers:
 
 
 @pytest.mark.parametrize("jump_us", [-HOUR_US, -10_000_000, HOUR_US])
+@pytest.mark.slow
 def test_m7_a_clock_that_is_set_by_an_hour_goes_on_and_every_start_is_a_new_one(jump_us: int):
     async def work() -> list[str]:
         wall, starter = Wall(), Starter()

@@ -247,24 +247,3 @@ def test_a_node_that_was_cut_off_while_it_was_being_drained_leaves_all_the_same(
         await asyncio.to_thread(made.agents["one"].process.wait, 30)
         assert [(await call).status for call in calls] == [200, 200]
         assert set(on(made, "where").values()) == {"two"}
-
-
-def test_an_instance_that_still_runs_an_abandoned_batch_gets_nothing_until_it_has_ended(app: Path, tmp_path: Path):
-    """The link was cut for a moment, and what ran there is void; calls go where they are served at once."""
-
-    @with_nodes(app, tmp_path, "one")
-    async def work(made: TestCluster) -> None:
-        await made.until(lambda: len(on(made, "where")) == 2)
-        abandoned = asyncio.create_task(ask(made, "functions/where", 3))
-        state = made.gateway.driver.controller.state
-        await made.until(lambda: bool(state.batches))
-        (batch,) = state.batches.values()
-        busy = made.engine.nodes["one"]._instances[batch.instance.id]
-        abandoned.cancel()  # its client has left
-        await made.until(lambda: not made.gateway.driver.controller.state.runs)
-        made.engine.nodes["one"]._link.close("cut")
-        await made.until(lambda: made.phase("one") == "live" and len(state.functions["where"].instances) == 2)
-        assert busy.is_ready and len(on(made, "where")) == 1 and made.gateway.is_ready()
-        answers = await asyncio.gather(*(ask(made, "functions/where", 0) for _ in range(8)))
-        assert {answer.status for answer in answers} == {200} and len({answer.json for answer in answers}) == 1
-        await made.until(lambda: len(on(made, "where")) == 2)

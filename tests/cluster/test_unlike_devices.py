@@ -16,10 +16,12 @@ from lamina.core.actions import StartBatch
 from lamina.engines.gpu import HostCores
 from lamina.errors import BadValue
 from lamina.gateway.bootstrap import open_gateway
+from lamina.gateway.deploy import app_package
 from lamina.predict.device_presets import parse_devices
 from lamina.predict.profile import Point, Profile
 from lamina.worker.cpu_affinity import cores_for_gpus
 from tests.cluster.clusters import cluster
+from tests.engines.wheels import make_wheel
 from tests.serving import Browser, run
 
 APP = """
@@ -178,3 +180,47 @@ def test_emulated_devices_have_cores_where_it_is_said() -> None:
     assert [(one.id, one.cores) for one in parse_devices("h200x2+8,v100")] == [("h200-0", 8), ("h200-1", 8), ("v100-0", 0)]
     with pytest.raises(BadValue, match="the units of a CPU are its cores"):
         parse_devices("cpu+4")
+
+
+PACKAGED = """
+import lamina
+app = lamina.App("packaged")
+ONE = lamina.Scale(min=1, max=1)
+
+
+@app.function(scale=ONE, gpu=lamina.GPU("1/4", required=True, isolated=True))
+def alone():
+    import tiny
+    return tiny.version
+
+
+@app.function(scale=ONE, gpu=lamina.GPU("1/4", required=True))
+def shared():
+    import tiny
+    return tiny.version
+"""
+
+
+@pytest.mark.live
+def test_packages_of_an_app_reach_isolated_functions_on_the_gpu_of_a_node_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader runs in the environment of its app's folder, as `lamina serve FOLDER` does; nodes make one of their own."""
+    monkeypatch.setattr(app_package, "own_environment", lambda: tmp_path)
+    app = tmp_path / "packaged" / "app.py"
+    app.parent.mkdir()
+    app.write_text(PACKAGED)
+    (app.parent / "requirements.txt").write_text("tiny==1.0\n")
+    make_wheel(tmp_path / "wheels", "tiny", "1.0")
+
+    async def work() -> None:
+        async with cluster(app, tmp_path) as made:
+            made.start("one", "--gpu", "null", "--wheelhouse", str(tmp_path / "wheels"))
+            await made.live("one")
+            errors = made.gateway.driver.engine.load_errors
+            async with Browser(made.gateway.port) as browser:
+                assert (await browser.post("/v1/functions/alone", {})).json == "1.0"
+            await made.until(lambda: "shared" in errors)
+            assert "isolated=True" in errors["shared"].hint and "alone" not in errors
+
+    run(work, 120)

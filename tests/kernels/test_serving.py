@@ -175,3 +175,49 @@ def test_it_is_called_by_name_and_by_hash(app_file: Path):
             assert bad.status == 422 and "shape [1, 2]" in bad.json["detail"]
 
     asyncio.run(play())
+
+
+FIRST_RUN = """
+import lamina
+from lamina import kernels
+
+app = lamina.App("graphs")
+runs = []
+
+
+@kernels.numpy_kernel
+def count(x, before):
+    runs.append(len(x))
+    before[...] = len(runs) - 1
+
+
+@kernels.numpy_kernel
+def picky(x, y):
+    if not x.any():
+        raise ValueError("nothing there")
+    y[...] = x
+
+
+@app.kernel_graph(scale=lamina.Scale(min=1, max=1))
+def counted(g):
+    g.launch(count, g.input("x", "float32", (2,)), kernels.out(g.output("before", "int64", ())))
+
+
+@app.kernel_graph(scale=lamina.Scale(min=1, max=1))
+def choosy(g):
+    g.launch(picky, g.input("x", "float32", (2,)), kernels.out(g.output("y", "float32", (2,))))
+"""
+
+
+@pytest.mark.live
+def test_kernels_have_run_before_the_first_request(tmp_path: Path):
+    """What they import in their first run was taken for their time, and all calls were refused for it."""
+    path = tmp_path / "graphs.py"
+    path.write_text(FIRST_RUN)
+
+    async def tell() -> tuple[Any, Any]:
+        async with served(path) as gateway, Browser(gateway.port) as browser:
+            counted = await browser.post("/v1/functions/counted", {"x": [0, 0]})
+            return counted.json, (await browser.post("/v1/functions/choosy", {"x": [1, 2]})).json
+
+    assert asyncio.run(tell()) == (1, [1.0, 2.0])

@@ -201,19 +201,19 @@ def test_what_takes_longer_on_the_units_that_are_left_and_then_leaves_none_takes
 
 
 def test_a_step_of_a_workflow_has_its_part_of_the_slo_beside_all_that_are_no_steps_of_it(script: Script):
-    """Steps of 10 and 30 ms, and 200 ms for both; before the first call nothing is kept for them."""
+    """Steps of 1 and 100 ms, and 1.2 s for both; before the first call nothing is kept for them."""
     device = DeviceSpec(id="gpu0", kind="gpu", units=8, memory_mib=1_000, limits=SliceLimits(batches_per_instance=0))
-    page = Flow("page", {"a": Task("a", "first", ("b",)), "b": Task("b", "second")}, ("a",), Slo(latency_us=200_000))
-    names = {"first": 10_000, "second": 30_000, "long": 300_000}
+    page = Flow("page", {"a": Task("a", "first", ("b",)), "b": Task("b", "second")}, ("a",), Slo(latency_us=1_200_000))
+    names = {"first": 1_000, "second": 100_000, "long": 2_000_000}
     script.given(*(a_function(name, share=0.25) for name in names), flows=[page], devices=[device], takes=names)
     state, view, host = script.controller.state, script.controller.view, script.controller.state.devices["gpu0"]
     before, rule = BlockingRule(), BlockingRule()
     assert not before.claims(view, host)
     rule.step_goals.on_call_arrived(view, page)
     claims = {claim.function: claim.tolerance_us for claim in rule.claims(view, host)}
-    assert claims == {"first": 37_500, "second": 112_500}
+    assert claims == {"first": 10_286, "second": 1_028_712}
     kept = {
-        name: rule.kept_units(view, state.functions[name], host, host.all_units, view.now_us, 300_000).bit_count()
+        name: rule.kept_units(view, state.functions[name], host, host.all_units, view.now_us, names[name]).bit_count()
         for name in ("long", "second")
     }
     assert kept == {"long": 2, "second": 0}, "a run is at one step at a time, and does not wait for itself"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import datetime
 import enum
@@ -206,6 +207,8 @@ def test_entries_that_fit_stay_as_they_are(hint: Any, value: Any):
         (pathlib.Path, "/a/b", pathlib.Path("/a/b")),
         (ipaddress.IPv4Address | None, "10.0.0.1", ipaddress.IPv4Address("10.0.0.1")),
         (bytearray, "aGk=", bytearray(b"hi")),
+        (collections.deque[int], [1, 2], collections.deque([1, 2])),
+        (collections.OrderedDict[str, Point], {"a": {"x": 1}}, collections.OrderedDict(a=Point(1))),
         (list[int], [1.0, 2], [1, 2]),
         (str | int, b"hi", "hi"),
     ],
@@ -282,6 +285,9 @@ def test_a_note_for_readers_changes_nothing():
         (pathlib.Path, 7, "x: 7 is a number where text is needed", "send text"),
         (ipaddress.IPv4Address, "a.b", "x: Expected 4 octets in 'a.b'", ""),
         (dict[int, str], {"a": "b"}, "x: its names: a value where a whole number is needed", ""),
+        (collections.deque[int], 3, "x: 3 is a number where a list is needed", ""),
+        (list[collections.deque[Point]], [[{"x": "a"}]], "x.0.0.x: 'a' is text where a whole number is needed", ""),
+        (collections.deque[collections.deque[int]], [[1, "a"]], "x.0.1: 'a' is text where a whole number is needed", ""),
         (tuple[int, str], [1], "x: Expected `array` of length 2, got 1, not [1]", ""),
         (Literal["a", "b"], "c", "x: Invalid enum value 'c'", "send 'a' or 'b'"),
         (float, b"1", "x: b'1' is bytes where a number is needed", "send a number as JSON, with content-type: application/json"),

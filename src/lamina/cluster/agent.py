@@ -141,7 +141,6 @@ class Agent:
         self._environments = environments
         self._instances: dict[str, _Instance] = {}  #: by this agent's own name
         self._instance_numbers = itertools.count(1)
-        self._adopted: set[str] = set()  #: instances whose leader has not been told yet that they are idle
         self._fetcher = ValueFetcher(self.client_tls, references.pool)
         self._batches = NodeBatches(engine, references, self._fetcher)
         self._data_port: DataPort | None = None
@@ -301,10 +300,7 @@ class Agent:
     def hello(self, token: bytes, challenge: bytes, nonce: bytes) -> Hello:
         config = self.config
         loaded = [
-            LoadedInstance(
-                *(one.local, one.function, one.device, one.version, one.sha256, wire_mask(one.mask), one.quota),
-                is_busy=self._batches.is_busy(one.local),
-            )
+            LoadedInstance(one.local, one.function, one.device, one.version, one.sha256, wire_mask(one.mask), one.quota)
             for one in self._instances.values()
             if one.is_ready
         ]
@@ -349,7 +345,6 @@ class Agent:
 
     def _end_session(self, session: LeaderSession) -> None:
         """What a leader has asked for is of no more use when it is gone; what is loaded stays for the next."""
-        self._adopted.clear()
         self._batches.end_session(session)
         self._state.disconnect()  # its batches are void by now
         for instance in list(self._instances.values()):
@@ -378,8 +373,6 @@ class Agent:
                 else:
                     instance.name = frame.instance
                     session.instances[frame.instance] = instance.local
-                    self._adopted.add(instance.local)
-                    self._tell_idle()
             case UnloadOnNode():
                 instance = self._named(session, frame.instance) or self._instances.get(frame.instance)
                 if instance is not None:
@@ -455,11 +448,8 @@ class Agent:
                 session.send(PackageStored(code.sha256))
             path = self._packages.path(code.sha256, code.entry)
             python = await self._environments.ensure(Path(path.partition(":")[0]).parent)
-            if python and frame.device.startswith("gpu"):
-                raise LoadFailed(
-                    f"{spec.name!r} has packages of its own, and those of a GPU's executor are this node's",
-                    hint="install them where the node's agent is installed, or leave the function's gpu= away",
-                )
+            if python and isinstance(self._engine, CompositeEngine):
+                self._engine.check_packages(spec, frame.device)
         except (LaminaError, OSError) as error:
             hint = error.hint if isinstance(error, LaminaError) else ""
             if self._instances.pop(made.local, None) is not None and session is self.session:
@@ -487,10 +477,8 @@ class Agent:
         match event:
             case BatchFinished():
                 self._batches.on_finished(event)
-                self._tell_idle()
             case BatchFailed():
                 self._batches.on_failed(event)
-                self._tell_idle()
             case InstanceReady():
                 instance = self._instances.get(event.instance)
                 if instance is not None:
@@ -503,14 +491,6 @@ class Agent:
                 self._batches.on_heartbeat(event)
             case _:
                 pass
-
-    def _tell_idle(self) -> None:
-        """Tell the leader of adopted instances that do nothing any more for the one before."""
-        for local in [one for one in self._adopted if not self._batches.is_busy(one)]:
-            self._adopted.discard(local)
-            instance = self._instances.get(local)
-            if instance is not None and self.session is not None:
-                self.session.send(ReadyOnNode(instance.name, 0))
 
     def _on_lost(self, event: InstanceLost) -> None:
         instance = self._instances.pop(event.instance, None)

@@ -57,7 +57,7 @@ class ClusterEngine(CompositeEngine):
         local: bool = True,
         pools: Sequence[tuple[Launcher, NodePool]] = (),
     ) -> None:
-        super().__init__(here.cpu, here.gpus, here.mps)
+        super().__init__(here.cpu, here.gpus)
         self.nodes: dict[str, RemoteEngine] = {}  #: by name: the open incarnations
         self._uses_local = local
         self._of_remote_instance: dict[str, RemoteEngine] = {}

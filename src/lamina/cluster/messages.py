@@ -50,8 +50,7 @@ class Challenge(_Message, frozen=True, tag=1):
 
 
 class LoadedInstance(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An instance that an agent has loaded, and that its next leader may adopt. `is_busy`: a batch of the leader before has not
-    ended there; `ReadyOnNode` follows when it has."""
+    """An instance that an agent has loaded, and that its next leader may adopt."""
 
     name: Text
     function: Text
@@ -60,7 +59,6 @@ class LoadedInstance(Struct, frozen=True, array_like=True, forbid_unknown_fields
     sha256: Text  #: of the package it was loaded from
     mask: WireMask
     quota: float
-    is_busy: bool = False
 
 
 class Hello(_Message, frozen=True, tag=2):

@@ -105,10 +105,6 @@ class NodeBatches:
             if not batch.is_started:
                 self._forget(batch)
 
-    def is_busy(self, instance: str) -> bool:
-        """Whether a batch has begun on an instance, and has not ended."""
-        return any(batch.action.instance == instance and batch.is_started for batch in self._batches.values())
-
     def deadline_us(self, call_id: str) -> int:
         call = self._calls.get(call_id)
         return call.deadline_us if call is not None else 0

@@ -159,10 +159,9 @@ class RemoteEngine:
         instance = self._instances[action.instance] = RemoteInstance(action)
         if action.adopts:
             found = self.found.pop(action.adopts)
+            instance.is_ready = True
             self._link.send(AdoptOnNode(action.instance, found.name))
-            if not found.is_busy:
-                instance.is_ready = True
-                self._parts.post(InstanceReady(action.instance))
+            self._parts.post(InstanceReady(action.instance))
             return
         asyncio.get_running_loop().create_task(self._send_load(instance))
 

@@ -98,7 +98,7 @@ class DeviceLost(Struct, frozen=True, tag=True):
     was lost, or the way there, and no job is to blame."""
 
     device: str
-    blames: bool = True
+    blames: bool = False
 
 
 class DeviceSuspended(Struct, frozen=True, tag=True):

@@ -10,9 +10,8 @@ from lamina.core.events import Event, InstanceLost
 from lamina.drivers.engine import JobValues
 from lamina.engines.cpu import CpuEngine
 from lamina.engines.gpu import GpuEngine
-from lamina.gpu.mps import MpsSlicer
 from lamina.gpu.protocol import ExecutorReport
-from lamina.types import DeviceSpec
+from lamina.types import DeviceSpec, FunctionSpec
 from lamina.values.references import ErrorInfo
 
 
@@ -21,8 +20,8 @@ class CompositeEngine:
 
     All engines share one table of slot references, so a value made by one is read by another where it lies."""
 
-    def __init__(self, cpu: CpuEngine, gpus: list[GpuEngine], mps: MpsSlicer | None = None) -> None:
-        self.cpu, self.gpus, self.mps = cpu, gpus, mps
+    def __init__(self, cpu: CpuEngine, gpus: list[GpuEngine]) -> None:
+        self.cpu, self.gpus = cpu, gpus
         self.shared, self.references = cpu.shared, cpu.references
         self._parts: list[CpuEngine | GpuEngine] = [cpu, *gpus]
         self._of_device: dict[str, CpuEngine | GpuEngine] = {gpu.device.id: gpu for gpu in gpus}
@@ -54,13 +53,17 @@ class CompositeEngine:
         for engine in self._parts:
             await engine.start(on_event, values, deadline_us)
 
+    def check_packages(self, spec: FunctionSpec, device: str) -> None:
+        """Refuse a function that could not enter the environment of its app on that device."""
+        if device in self._of_device:
+            self.cpu.gpu_processes.check_packages([spec])
+
     def perform(self, action: Action) -> None:
         match action:
             case StartBatch():
                 self._start(action)
             case Load():
-                isolated = action.function in self.cpu.isolated
-                engine = self.cpu if isolated else self._of_device.get(action.device, self.cpu)
+                engine = self.cpu if self.cpu.isolates(action) else self._of_device.get(action.device, self.cpu)
                 self._of_instance[action.instance] = engine
                 engine.perform(action)
             case Unload():
@@ -86,5 +89,4 @@ class CompositeEngine:
         for gpu in self.gpus:
             await gpu.stop(grace_s)
         await self.cpu.stop(grace_s)  # the last, for it owns the shared memory
-        if self.mps is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self.mps.close)
+        await asyncio.get_running_loop().run_in_executor(None, self.cpu.gpu_processes.close)

@@ -20,6 +20,7 @@ from lamina.core.actions import Load, StartBatch
 from lamina.core.events import Heartbeat, InstanceLost
 from lamina.drivers.engine import EngineShared, MessageStream, TargetSource
 from lamina.drivers.timer import clock_us
+from lamina.engines.gpu_processes import GpuProcesses
 from lamina.engines.inflight import InFlightBatch
 from lamina.engines.isolation import ProcessIsolation
 from lamina.engines.process_engine import InstanceHandle, ProcessEngine, WorkerLimits
@@ -156,9 +157,8 @@ MAX_BUFFER_WRITES = 64
 class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
     """Engine with one worker process per instance.
 
-    `state` is what functions keep between calls. `isolated` are functions that run on a GPU, in processes of their own, with the
-    environment that holds them there; `end_client` is called, in a thread, before one of these is killed. `isolation` keeps the
-    processes of tenants apart."""
+    `state` is what functions keep between calls. `gpu_processes` says which functions run on a GPU in processes of their own,
+    and what holds them there. `isolation` keeps the processes of tenants apart."""
 
     def __init__(
         self,
@@ -169,8 +169,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         *,
         state: StateAccess | None = None,
         unprofiled: Iterable[str] = (),
-        isolated: Mapping[str, Mapping[str, str]] | None = None,
-        end_client: Callable[[int], None] | None = None,
+        gpu_processes: GpuProcesses | None = None,
         shared: EngineShared | None = None,
         isolation: ProcessIsolation | None = None,
         probes_deployed: bool = False,
@@ -182,8 +181,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         references = SlotReferences(limits.pool_bytes, shm_base, limits.spill_bytes)
         super().__init__(app, references, limits, shared or EngineShared(), unprofiled, state)
         self.devices = devices if devices is not None else [cpu_device()]
-        self.isolated = isolated or {}
-        self._end_client = end_client
+        self.gpu_processes = gpu_processes or GpuProcesses()
         self._probes_deployed = probes_deployed  #: what is deployed later is timed too, each version once
         self._probed: set[tuple[str, str]] = set()
         self._buffers = buffers
@@ -201,16 +199,23 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
 
     # ---------------------------------------------------------------- instances
 
+    def isolates(self, action: Load) -> bool:
+        """Is it of a function that gets a process of its own on that GPU?"""
+        spec, user = self.shared.spec_of(action.function), self.shared.source(action.function).user
+        return self.gpu_processes.isolates(spec, action.device, user)
+
     def _load(self, action: Load) -> None:
-        isolated = self.isolated.get(action.function)
-        end_client = self._end_client if isolated is not None else None
+        is_on_gpu = action.device in self.gpu_processes.devices
+        end_client = self.gpu_processes.end_client if is_on_gpu else None
+        asked = self.shared.spec_of(action.function)
+        held = self.gpu_processes.environment(asked, action.device)
         source, folder = self.shared.source(action.function), self.references.directory.path
         shown: tuple[str, ...] = (folder,)
         if source.user and self._buffers is not None:
             shown = (folder, str(self._buffers.store.folder_of(source.tenant, source.user)))
         volumes = self._volumes.open(source)
         shown += (volumes,) if source.user and volumes else ()
-        confinement = self.isolation.confinement(source, self.shared.spec_of(action.function), action.instance, shown)
+        confinement = self.isolation.confinement(source, asked, action.instance, shown)
         slots = self.references.add_worker(confinement.user)
         worker = WorkerHandle(action, slots=slots, confinement=confinement, end_client=end_client)
         self._instances[action.instance] = worker
@@ -218,13 +223,13 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
             app=source.path or self._app,
             function=source.name or action.function,
             device=action.device,
-            mask=self._cores_of(action.function, action.mask),
+            mask=self._cores_of(action),
             folder=folder,
             owner=worker.slots.owner,
             pool_bytes=self._limits.worker_pool_bytes,
             spill_bytes=0 if confinement.user else self._limits.worker_spill_bytes,
             requested_us=clock_us(),
-            probe=isolated is None and (action.function in self._unprofiled or self._is_newly_deployed(action.function)),
+            probe=not is_on_gpu and (action.function in self._unprofiled or self._is_newly_deployed(action.function)),
             tags_output=self.shared.collects_output,
             confinement=Confinement() if source.python else confinement,  # walls stand before that interpreter starts
             log_level=self.shared.log_level,
@@ -233,7 +238,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         spec = ProcessSpec(
             WORKER,
             from_worker_reader,
-            environment={**(isolated or {}), **self.shared.environment(action.function), VOLUMES: volumes},
+            environment={**held, **self.shared.environment(action.function), VOLUMES: volumes},
             confinement=confinement,
             output=pipe.fd if pipe is not None else None,
             cores=self._affinity.allowed,
@@ -266,9 +271,9 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         worker.set_kill_reason(reason)
         worker.kill()
 
-    def _cores_of(self, function: str, mask: int) -> int:
-        """Cores of a batch's mask. Units of a GPU are no cores: a function isolated on a GPU keeps all of them."""
-        return 0 if function in self.isolated else mask
+    def _cores_of(self, action: Load | StartBatch) -> int:
+        """Cores of a mask. Units of a GPU are no cores: a function isolated on a GPU keeps all of them."""
+        return 0 if action.device in self.gpu_processes.devices else action.mask
 
     def _user(self, worker: WorkerHandle) -> int:
         return worker.confinement.user
@@ -320,7 +325,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
     # -------------------------------------------------------------------- batches
 
     def _send_batch(self, worker: WorkerHandle, action: StartBatch, jobs: list[JobFrame], reads: list[ShmRef]) -> None:
-        cores = self._cores_of(action.function, action.mask)
+        cores = self._cores_of(action)
         wire = pack(RunBatch(action.batch_id, wire_mask(cores), jobs))
         batch = WorkerBatch(action, reads, worker, wire, cores)
         before = self._batches.open.get(action.behind)

@@ -437,14 +437,11 @@ def check_devices(app: App, devices: Sequence[DeviceSpec]) -> None:
 
 
 def has_required_instances(controller: Controller, optional: set[str]) -> bool:
-    """Every function has its minimum of instances that are loaded, but for bodies of competing functions that no device can
-    host."""
+    """Every function has its minimum of warm instances, but for bodies of competing functions that no device can host."""
     state = controller.state
     specs = {name: function.spec for name, function in state.functions.items()}
     optional = optional | absent_bodies(controller.flows.values(), specs, [device.spec for device in state.devices.values()])
     return all(
-        name in optional
-        or sum(one.phase is InstancePhase.WARM or one.is_adopted for one in function.instances.values())
-        >= function.spec.scale.min
+        name in optional or sum(one.phase is InstancePhase.WARM for one in function.instances.values()) >= function.spec.scale.min
         for name, function in controller.state.functions.items()
     )

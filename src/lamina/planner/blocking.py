@@ -163,11 +163,7 @@ class BlockingRule:
         self._claims: dict[str, DeviceClaims] = {}
         self._is_shed = is_shed
         self.step_goals = StepGoals()  #: what functions are to keep as steps of workflows
-        self.has_kept = False  #: units were kept from the batch that is being decided about
-
-    def begin_decision(self) -> None:
-        """What is asked from now on is for the next batch, maybe of another function."""
-        self.has_kept = False
+        self.last_blocked = ("", -1)  #: the function that units were kept from last, and when
 
     def kept_units(
         self, view: View, function: FunctionState, device: Device, free: int, at_us: int, time_us: int, segment_us: int = 0
@@ -220,7 +216,7 @@ class BlockingRule:
         if not kept & free or takes_turn:
             kept = fits_us = 0
         else:
-            self.has_kept = True
+            self.last_blocked = (function.spec.name, view.now_us)
         rights = (_has_time(view, function, time_us), is_idle, counts.longest_us, self._is_hurried(view, function, time_us))
         return Kept(promised | kept, promised, *rights, fits_us)
 

@@ -100,15 +100,13 @@ class Policy:
         if len(urgent) > 1:
             urgent.sort(key=_urgency)
         for function in urgent:
-            if self._blocking.has_kept:
-                self._blocking.begin_decision()
             for slot in view.slots(function):
                 yield from self._fill(view, function, slot)
                 if function.spec.name not in view.waiting:
                     break
             else:
                 again_us = view.next_slot_us(function)
-                if self._blocking.has_kept:  # others may need less soon
+                if self._blocking.last_blocked == (function.spec.name, view.now_us):  # others may need less soon
                     again_us = min(again_us, view.now_us + BLOCKED_US)
                 yield Defer(function.spec.name, again_us, NEVER_US)
 

@@ -8,6 +8,7 @@ another type is the caller's mistake, and is said to be: `x.upper()` of a number
 
 from __future__ import annotations
 
+import collections
 import collections.abc
 import contextlib
 import dataclasses
@@ -61,8 +62,11 @@ _MADE_OF_TEXT = (
     ipaddress.IPv6Interface,
 )
 """Classes of the standard library that a text is made into by calling them."""
+_MADE_OF_JSON: Mapping[type, Any] = {collections.deque: list, collections.OrderedDict: dict}
+"""Containers of the standard library that are made by calling them with what JSON has."""
 _CONVERTED_TYPES = (
     *_MADE_OF_TEXT,
+    *_MADE_OF_JSON,
     msgspec.Struct,
     enum.Enum,
     datetime.date,
@@ -423,9 +427,20 @@ def _needs_conversion(hint: Any) -> bool:
     return not has_names or any(_is_array(one) or one is bytes or _needs_conversion(one) for one in arguments)
 
 
+def _converted_entries(hint: Any, value: Any) -> Any:
+    """Convert what is inside of another value. msgspec adds the way there to errors that are not its own."""
+    try:
+        return msgspec.convert(value, hint, dec_hook=_decode_hook, str_keys=True)
+    except msgspec.ValidationError as error:
+        inner = error.__cause__
+        wrong = inner.renamed(field_of("", error)) if isinstance(inner, InvalidFields) else invalid_value("", value, error)
+        raise InvalidFields([{"loc": list(filter(None, at.split("."))), "msg": why} for at, why in wrong.fields]) from None
+
+
 def _decode_hook(kind: type, value: Any) -> Any:
     """Convert to classes that msgspec does not know."""
-    if isinstance(value, get_origin(kind) or kind):
+    origin = get_origin(kind) or kind
+    if isinstance(value, origin):
         return value
     if hasattr(kind, "model_validate"):
         try:
@@ -434,8 +449,10 @@ def _decode_hook(kind: type, value: Any) -> Any:
             if hasattr(error, "errors"):
                 raise InvalidFields(error.errors()) from None
             raise
-    if _is_array_class(get_origin(kind) or kind):
+    if _is_array_class(origin):
         return _to_array(kind, value)
+    if (plain := _MADE_OF_JSON.get(origin)) is not None:
+        return origin(_converted_entries(plain[get_args(kind)] if get_args(kind) else plain, value))
     is_made_of_text = issubclass(kind, _MADE_OF_TEXT)
     if is_made_of_text and isinstance(value, str):
         return kind(value)

@@ -244,10 +244,9 @@ class App:
         given = {key: value for key, value in options.items() if key != "name"}
         target_name = options.get("name") or (_snake(target.__name__) if isinstance(target, type) else target.__name__)
         self.claim_name(target_name, place, target)
-        spec, isolated = _function_spec(**given)
+        spec = _function_spec(**given)
         function: Function[..., Any] = Function(
             *(self, target, replace(spec, name=target_name), place),
-            isolated=isolated,
             home=given["home"],
             options=cast(FunctionOptions, given),
             bound=bound,
@@ -278,7 +277,7 @@ class App:
         All launches run `iterations` times for each request. The other options are those of `function`."""
         if bare:
             raise BadValue(f"{user_place()}: @app.kernel_graph without parentheses", hint="write @app.kernel_graph()")
-        spec, isolated = _function_spec(batch, slo, cpu, gpu, scale, quota, home, lend, idempotent, max_queue, objective, 1)
+        spec = _function_spec(batch, slo, cpu, gpu, scale, quota, home, lend, idempotent, max_queue, objective, 1)
 
         def decorate(build: Callable[[GraphBuilder], None]) -> KernelGraphFunction:
             place = user_place()
@@ -288,7 +287,7 @@ class App:
             build(builder)
             made = replace(spec, name=target_name)
             graph = builder.build(checked_int(iterations, "iterations", 1))
-            function = KernelGraphFunction(self, graph, made, place, inspect.getdoc(build) or "", isolated=isolated, home=home)
+            function = KernelGraphFunction(self, graph, made, place, inspect.getdoc(build) or "", home=home)
             self.functions[target_name] = function
             return function
 
@@ -546,8 +545,8 @@ def _function_spec(
     objective: Objective,
     concurrency: int,
     cache: str | None = None,
-) -> tuple[FunctionSpec, bool]:
-    """Spec of a function without its name, and whether it has a process of its own on the GPU."""
+) -> FunctionSpec:
+    """Spec of a function without its name."""
     if not isinstance(cpu, CPU):
         cpu = CPU(1 if cpu is None else cpu)
     if gpu is not None and not isinstance(gpu, GPU):
@@ -556,7 +555,7 @@ def _function_spec(
     at_once = checked_int(concurrency, "concurrency", 1)
     if at_once > MAX_CONCURRENCY:
         raise BadValue(f"concurrency: {at_once} is out of range", hint=f"write a whole number from 1 to {MAX_CONCURRENCY}")
-    spec = FunctionSpec(
+    return FunctionSpec(
         name="",
         max_batch=checked_int(batch, "batch", 1),
         cores=cpu.whole_cores,
@@ -565,6 +564,7 @@ def _function_spec(
         share=gpu.part if gpu else 0.0,
         gpu="no" if gpu is None else "must" if gpu.required else "may",
         memory_mib=max(cpu.memory_mib, gpu.memory_mib if gpu else 0),
+        isolated=isolated,
         home=checked_bool(home, "home") or isolated,  # the share of a process is fixed when it starts
         lend=checked_bool(lend, "lend") and not isolated,
         quota=_quota(quota, gpu).spec(),
@@ -575,7 +575,6 @@ def _function_spec(
         objective=checked_objective(objective),
         cache_us=_cache_us(cache, idempotent),
     )
-    return spec, isolated
 
 
 def _cache_us(cache: str | None, idempotent: bool) -> int:

@@ -82,7 +82,7 @@ class CallOptions:
 
 
 def call_options(given: Mapping[str, Any]) -> CallOptions:
-    """Options as keywords. Inputs are no keywords, so that they never collide with options; a call that does so is told."""
+    """Options from keywords. Inputs are no keywords, so that they never collide with options; one that is given so is named."""
     try:
         return CallOptions(**given)
     except TypeError:

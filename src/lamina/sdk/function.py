@@ -68,7 +68,6 @@ class Function(RemoteTarget[P, R_co]):
         spec: FunctionSpec,
         place: str,
         *,
-        isolated: bool = False,
         home: bool | None = None,
         options: FunctionOptions | None = None,
         bound: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}),
@@ -80,7 +79,6 @@ class Function(RemoteTarget[P, R_co]):
         self.spec = spec
         self.name = spec.name
         self.place = place
-        self.isolated = isolated  #: a process of its own on the GPU
         self.home = spec.home if home is None else home  #: as asked for; an isolated function has one on its GPU in any case
         self.is_class = inspect.isclass(target)
         self.needs_arguments = self.is_class and _needs_arguments(target, place, bound)  #: it cannot be served without `bind`

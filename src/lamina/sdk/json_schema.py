@@ -6,6 +6,7 @@ describes. Each schema stands alone: what it refers to is under its own `$defs`.
 
 from __future__ import annotations
 
+import collections
 import collections.abc
 import contextlib
 import types
@@ -126,6 +127,8 @@ def _schema_hook(kind: type, mode: Mode) -> Schema:
         return found
     if kind.__module__ in ("pathlib", "ipaddress"):
         return {"type": "string"}
+    if kind in (collections.deque, collections.OrderedDict):
+        return {"type": "array" if kind is collections.deque else "object"}
     if kind.__module__.partition(".")[0] == "numpy":
         return {"type": "array", "items": {}} if kind.__name__ == "ndarray" else {"type": "number"}
     return {}

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 class KernelGraphFunction(Function[..., Any]):
     """A function that runs a kernel graph. The graph is checked here, when its app is imported: nothing unsound is deployed."""
 
-    def __init__(
-        self, app: App, graph: KernelGraph, spec: FunctionSpec, place: str, doc: str, *, isolated: bool, home: bool
-    ) -> None:
-        super().__init__(app, no_code, spec, place, isolated=isolated, home=home)
+    def __init__(self, app: App, graph: KernelGraph, spec: FunctionSpec, place: str, doc: str, *, home: bool) -> None:
+        super().__init__(app, no_code, spec, place, home=home)
         try:
             self.plan = check_graph(graph)
             inputs = tuple(_port(graph, one.name) for one in graph.of_kind("input"))

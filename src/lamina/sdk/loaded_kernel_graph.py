@@ -7,6 +7,7 @@ output: then the result stays in the data layer under that key, and the answer s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from lamina.errors import BadValue, NotFound, did_you_mean
@@ -86,9 +87,11 @@ class LoadedKernelGraph:
 
         return tuple(np.zeros((1, *one.shape), one.dtype) for one in self._inputs)
 
-    def load(self) -> None:
-        """Open all kernels now, for a worker."""
-        self.host  # noqa: B018
+    def warm_up(self) -> None:
+        """Run it on zeros, for a worker: what kernels import and compile in their first run is not to be taken for the time of a
+        request. A graph that needs more than zeros, or cannot be opened, says so to its first request."""
+        with suppress(Exception):
+            self.host(*self.example)
 
     # --------------------------------------------------------------------- batches
 

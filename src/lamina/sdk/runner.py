@@ -60,6 +60,11 @@ class Runner:
             except (Exception, SystemExit) as error:
                 raise LoadFailed(f"function {self.name!r} cannot be loaded: {message_of(error)}") from user_frames_only(error)
 
+    def warm_up(self) -> None:
+        """For a worker, before it takes calls."""
+        if isinstance(self.model, LoadedKernelGraph):
+            self.model.warm_up()
+
     def run(self, calls: list[Inputs], emit: Emit | None = None) -> list[Any]:
         """Run a batch: one entry per call, its result or the exception that it ended with.
 

@@ -291,7 +291,9 @@ def load(setup: WorkerSetup) -> tuple[Function[..., Any], Runner]:
     function = load_app(setup.app).functions.get(setup.function)
     if function is None:
         raise UnknownTarget(f"no function {setup.function!r} in {setup.app}")
-    return function, function.open()
+    runner = function.open()
+    runner.warm_up()
+    return function, runner
 
 
 def main(argument: str) -> int:

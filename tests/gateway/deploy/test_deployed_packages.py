@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lamina.engines.composite import CompositeEngine
 from tests.engines.wheels import make_wheel
 from tests.gateway.deploy.admin_fixture import Managed, managed
 from tests.serving import run
@@ -87,16 +88,43 @@ def test_an_app_with_packages_is_served_again_after_a_restart(own: Path, wheels:
     assert run(second) == "2.0"
 
 
-def test_functions_on_a_gpu_are_refused_with_packages_of_their_own(own: Path, wheels: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("gpu", ["no", "null"])
+def test_functions_that_share_a_gpu_are_refused_with_packages_of_their_own(
+    own: Path, wheels: Path, tmp_path: Path, gpu: str
+) -> None:
+    own.write_text(OWN.replace("@app.function()", '@app.function(gpu="1/4")'))
     source = APP.format(name="shop").replace("scale=", 'gpu=lamina.GPU("1/4"), scale=')
 
     async def work() -> tuple[int, str]:
-        async with managed(own, tmp_path / "kept", wheelhouse=wheels) as server:
+        async with managed(own, tmp_path / "kept", wheelhouse=wheels, gpu=gpu) as server:
             answer = await server.deploy("shop", source, requirements__txt="tiny==1.0\n")
             return answer.status, answer.body.decode()
 
     status, message = run(work)
-    assert status == 400 and "with the server's packages" in message
+    assert status == 400 and "share one process" in message and "isolated=True" in message
+
+
+def test_isolated_functions_on_a_gpu_have_the_packages_of_their_app(own: Path, wheels: Path, tmp_path: Path) -> None:
+    own.write_text(OWN.replace("@app.function()", '@app.function(gpu="1/4", scale=lamina.Scale(min=1, max=1))'))
+    alone = 'gpu=lamina.GPU("1/4", required=True, isolated=True), scale='
+
+    async def work() -> tuple[list[object], set[object], bool]:
+        async with managed(own, tmp_path / "kept", wheelhouse=wheels, gpu="null") as server:
+            for name, version in (("old", "1.0"), ("new", "2.0")):
+                source = APP.format(name=name).replace("scale=", alone)
+                answer = await server.deploy(name, source, requirements__txt=f"tiny=={version}\n")
+                assert answer.status == 200, answer.body
+                assert (await served(server, name))["state"] == "serving"
+            said = [(await server.call(f"/v1/functions/{name}_version", {})).json for name in ("old", "new")]
+            engine = server.gateway.driver.engine
+            assert isinstance(engine, CompositeEngine)
+            functions = server.gateway.driver.controller.state.functions
+            each = [one for name in ("old", "new") for one in functions[f"{name}_version"].instances.values()]
+            devices = {one.device for one in each}
+            return said, devices, {one.id for one in each} <= set(engine.cpu.pids)
+
+    versions, devices, have_processes = run(work)
+    assert versions == ["1.0", "2.0"] and devices == {"null0"} and have_processes
 
 
 @WALLS

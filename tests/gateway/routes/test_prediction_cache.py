@@ -155,6 +155,7 @@ def test_a_tighter_deadline_does_not_wait_for_a_patient_call() -> None:
         assert lookups(server, "slow", "joined") == 0
 
 
+@pytest.mark.slow
 def test_followers_of_a_failed_call_run_by_themselves() -> None:
     shop = Shop()
     with Server(shop.app) as server, ThreadPoolExecutor(3) as clients:

@@ -102,8 +102,13 @@ class DeploymentSetup:
     def attach(self, app: App, loop: RealtimeDriver, targets: TargetRegistry) -> Deployments:
         """Deployments of this server. A standby has none to show before it leads."""
         if self.deployments is None:
-            processes = loop.engine.cpu.isolation if isinstance(loop.engine, CompositeEngine) else None
-            isolation = TenantIsolation(self.access, processes, trusts_deployers=self._trusts_deployers)
+            cpu = loop.engine.cpu if isinstance(loop.engine, CompositeEngine) else None
+            isolation = TenantIsolation(
+                self.access,
+                cpu.isolation if cpu is not None else None,
+                on_gpus=cpu.gpu_processes if cpu is not None else None,
+                trusts_deployers=self._trusts_deployers,
+            )
             self.deployments = Deployments(
                 app, loop, targets, self.access, self._folder, self._file, isolation, self._environments
             )

@@ -163,6 +163,7 @@ def check_manifest(manifest: AppManifest, app: str, tenant: str, others: list[Ap
             and spec.max_queue >= 1
             and 1 <= spec.parts <= WHOLE_UNIT
             and 1 <= spec.concurrency <= MAX_CONCURRENCY
+            and (spec.home or not spec.isolated)
         )
         if not sound:
             raise BadValue(f"package: {spec.name!r} asks for what makes no sense")

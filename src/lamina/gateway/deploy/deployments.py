@@ -399,7 +399,7 @@ class Deployments:
             self._isolation.end(walls)
         app_versions.check_manifest(manifest, app, tenant, self._others(app))
         self._isolation.check_functions(tenant, manifest.functions)
-        self._isolation.check_environment(python, manifest.functions)
+        self._isolation.check_environment(python, manifest.functions, user)
         return AppVersion(app=app, number=number, tenant=tenant, path=str(path), manifest=manifest, user=user, python=python)
 
     def _others(self, app: str) -> list[AppVersion]:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from lamina.access.access_control import AccessControl
 from lamina.drivers.engine import TargetSource
+from lamina.engines.gpu_processes import GpuProcesses
 from lamina.engines.isolation import ProcessIsolation, Walls
-from lamina.errors import BadValue, Forbidden
+from lamina.errors import Forbidden
 from lamina.ipc.confinement import Confinement
 from lamina.types import FunctionSpec
 
@@ -21,11 +22,20 @@ _TRUST = "the operator may trust all deployers: lamina serve --trust-deployers"
 
 
 class TenantIsolation:
-    """Rules for deployments of tenants. `processes` is None for an engine without any."""
+    """Rules for deployments of tenants. `processes` is None for an engine without any; `on_gpus` isolates
+    functions there."""
 
-    def __init__(self, access: AccessControl, processes: ProcessIsolation | None, *, trusts_deployers: bool = False) -> None:
+    def __init__(
+        self,
+        access: AccessControl,
+        processes: ProcessIsolation | None,
+        *,
+        on_gpus: GpuProcesses | None = None,
+        trusts_deployers: bool = False,
+    ) -> None:
         self._access = access
         self._processes = processes
+        self._on_gpus = on_gpus or GpuProcesses()
         self._trusts = trusts_deployers
 
     @property
@@ -50,14 +60,10 @@ class TenantIsolation:
         if tenant and on_gpu and not self._trusts:
             raise Forbidden(f"tenants cannot deploy functions on a GPU here: {on_gpu[0]!r} would share its process", hint=_TRUST)
 
-    def check_environment(self, python: str, specs: Iterable[FunctionSpec]) -> None:
-        """Refuse functions on a GPU of an app with an environment: the executor of a GPU has the server's packages."""
-        on_gpu = [spec.name for spec in specs if spec.gpu != "no"]
-        if python and on_gpu:
-            raise BadValue(
-                f"{on_gpu[0]!r} is for a GPU, where all functions are in one process with the server's packages",
-                hint="install its packages beside the server and deploy it without a requirements file, or lamina serve FOLDER",
-            )
+    def check_environment(self, python: str, specs: Iterable[FunctionSpec], user: int) -> None:
+        """Refuse functions of an app with an environment that could not enter it."""
+        if python:
+            self._on_gpus.check_packages(specs, user)
 
     def confinement(self, user: int, path: Path, python: str = "", shows: tuple[str, ...] = ()) -> Confinement:
         """Walls to import an app or install its packages behind: those its functions will have, and a limit on what it starts."""

@@ -44,7 +44,7 @@ def uses_soft_slices(slices: SliceMode, functions: Iterable[Any]) -> bool:
     """Are the slices for these `functions` of the app soft? Functions that do not share a GPU do not matter."""
     if slices != "auto":
         return slices == "soft"
-    sharing = [one for one in functions if one.spec.gpu != "no" and not one.isolated]
+    sharing = [one for one in functions if one.spec.gpu != "no" and not one.spec.isolated]
     models = all(isinstance(one.target, type) and issubclass(one.target, TorchModel) for one in sharing)
     beside = all(0 < one.spec.share <= 0.5 and not one.spec.home for one in sharing)
     goals_us = [one.spec.slo.latency_us for one in sharing]

@@ -230,8 +230,6 @@ class Policy:
             return Drop(head)
 
         # slots that are free now, and the jobs of the next batch
-        if self._blocking.has_kept:
-            self._blocking.begin_decision()
         slots = free_candidates(view, self._tables, self._blocking, function)
         waiting = len(queue)
         if waiting == 1:
@@ -271,7 +269,7 @@ class Policy:
             return Defer(name, decision.until_us, again, ignore_devices=True, why=explain.LARGER_BATCH)
         chosen, config = decision.slot, decision.config
         if chosen is None or config is None:
-            is_blocked = in_time and has_goal and self._blocking.has_kept
+            is_blocked = in_time and has_goal and self._blocking.last_blocked == (name, now_us)
             if is_blocked and is_pressed(head.due_us - now_us, fastest_us, soonest_us - fastest_us):
                 slots = free_candidates(view, self._tables, self._blocking, function, insists=True)
                 decision = self._planner.decide(view, batch, slots, cost_limit) if slots else NOTHING
@@ -373,9 +371,10 @@ class Policy:
             wait_us = self._backlog.wait_us(view, function)
             for decision in self._autoscaler.replicate(view, function, wait_us):
                 return decision
-        if self._blocking.has_kept:  # others may need less soon
+        is_blocked = self._blocking.last_blocked == (function.spec.name, now_us)
+        if is_blocked:  # others may need less soon
             until_us = min(until_us, now_us + max(BLOCKED_US, batch.fastest_us // 2))
-        why = explain.BLOCKED if self._blocking.has_kept else explain.NO_SLOT
+        why = explain.BLOCKED if is_blocked else explain.NO_SLOT
         rank = self._service_order(view, function)
         if rank[0] == NEVER_US:  # the one that it is of has a goal once half of its time is over; jobs of the batch may be others
             head = function.queue.head()
