@@ -117,11 +117,7 @@ def test_what_a_response_holds_counts_too() -> None:
 
 
 @pytest.mark.parametrize("blob", [b"", b"\xc1", b"\xdd\xff\xff\xff\xff", b"\xc9\x00\x00"])
-<<<<<<< HEAD
-def test_what_is_no_value_is_left_to_its_decoder(blob: bytes) -> None:
-=======
 def test_what_is_no_value_is_left_to_the_decoder(blob: bytes) -> None:
->>>>>>> main
     assert count_parts(blob, 100) <= 101 and list_length(blob) in (0, 2**32 - 1)
 
 
