@@ -237,6 +237,8 @@ def ask_grpc(table: Table, name: str, token: str, tenant: str) -> int:
         _, asks, answers, is_asked, _ = next(one for one in schema.methods if one[0] == name)
         service = schema.service
     model = f"{tenant}fn" if tenant else "echo"
+    if name == "ModelReady":  # it may have been unloaded by a row before
+        ask_grpc(table, "RepositoryModelLoad", table.tokens[tenant, "deploy"], tenant)
     message = kinds[asks]()
     for attribute in ("name", "model_name"):
         if hasattr(message, attribute):
