@@ -43,26 +43,38 @@ from lamina.cluster.messages import (
     MachineLost,
     OutputOnNode,
     PackageStored,
+    PausedOnNode,
     ReadState,
     ReadyOnNode,
     ReleaseValues,
     ReportOnNode,
     ResizeOnNode,
     RunOnNode,
+    SegmentedOnNode,
     StateAnswer,
     TakenOnNode,
     UnloadOnNode,
+    WatchOnNode,
 )
 from lamina.cluster.remote_values import LeaderParts, RemoteValues
 from lamina.cluster.value_fetcher import NoRoom
 from lamina.core.actions import Action, DropJob, JobRef, Kill, Load, Resize, StartBatch, Unload
-from lamina.core.events import BatchFailed, BatchFinished, Heartbeat, InstanceLost, InstanceReady
+from lamina.core.events import (
+    AbandonedBatch,
+    BatchFailed,
+    BatchFinished,
+    BatchPaused,
+    Heartbeat,
+    InstanceLost,
+    InstanceReady,
+    InstanceSegmented,
+)
 from lamina.drivers.engine import MessageStream
 from lamina.drivers.timer import clock_us
 from lamina.engines.inflight import InFlightBatch, InFlightBatches, checked_changes, commit_errors, deliver_results, pin_leaves
 from lamina.errors import LaminaError
 from lamina.gpu.protocol import ExecutorReport
-from lamina.ipc.framing import FrameError, wire_mask
+from lamina.ipc.framing import FrameError, read_mask, wire_mask
 from lamina.sdk.app_state import StateChanges
 from lamina.types import DeviceSpec
 from lamina.values.references import ErrorInfo, NodeRef, ShmRef, Stored
@@ -161,7 +173,11 @@ class RemoteEngine:
             found = self.found.pop(action.adopts)
             instance.is_ready = True
             self._link.send(AdoptOnNode(action.instance, found.name))
-            self._parts.post(InstanceReady(action.instance))
+            busy = found.busy
+            left = AbandonedBatch(read_mask(busy.mask), busy.predicted_us, busy.ran_us, busy.cores) if busy is not None else None
+            self._parts.post(InstanceReady(action.instance, abandoned=left))
+            if found.segment_us:
+                self._parts.post(InstanceSegmented(action.instance, found.segment_us))
             return
         asyncio.get_running_loop().create_task(self._send_load(instance))
 
@@ -211,6 +227,10 @@ class RemoteEngine:
     def _start(self, action: StartBatch) -> None:
         if action.instance not in self._instances:
             return
+        if not action.jobs:  # it runs already
+            self._batches.add(RemoteBatch(action, []))
+            self._link.send(WatchOnNode(action.batch_id, action.instance))
+            return
         reads: list[ShmRef] = []
         jobs: list[JobOnNode] = []
         failed: dict[int, ErrorInfo] = {}
@@ -231,6 +251,8 @@ class RemoteEngine:
         frame = RunOnNode(
             *(action.batch_id, action.function, action.instance, device, wire_mask(action.mask)),
             *(action.behind, action.predicted_us, action.cores, jobs, action.part),
+            gives_way=action.gives_way,
+            overlaps=list(action.overlaps),
         )
         try:
             if self._released:
@@ -299,6 +321,12 @@ class RemoteEngine:
                     self._link.send(DropOnNode(frame.job_id))
             case ReadyOnNode():
                 self._on_ready(frame)
+            case SegmentedOnNode():
+                if frame.instance in self._instances:
+                    self._parts.post(InstanceSegmented(frame.instance, frame.segment_us))
+            case PausedOnNode():
+                if frame.batch_id in self._batches.open:
+                    self._parts.post(BatchPaused(frame.batch_id, frame.remaining_segments, frame.left_us))
             case LostOnNode():
                 self._on_lost(frame)
             case FailedOnNode():
@@ -359,7 +387,7 @@ class RemoteEngine:
                 if isinstance(result, NodeRef):
                     self._release(result)
             return
-        if len(done.results) + len(batch.failed) != len(batch.action.jobs) or batch.results:
+        if len(done.results) + len(batch.failed) != len(batch.action.jobs) or batch.results or not batch.action.jobs:
             raise FrameError(f"{len(done.results)} results for batch {done.batch_id}, which it does not have")
         if done.spans and self._parts.shared.on_spans is not None:
             self._parts.shared.on_spans(done.batch_id, done.spans)
@@ -451,7 +479,7 @@ class RemoteEngine:
         """Commit the state of a batch, and take its results in the same turn: if its node is lost after this, neither is lost,
         and if it was lost before, neither has happened."""
         batch = self._batches.open.get(frame.batch_id)
-        if batch is None:
+        if batch is None or not batch.action.jobs:
             self._link.send(CommitAnswer(frame.question))  # to no effect: its results are not wanted
             return
         places = [index for index in range(len(batch.action.jobs)) if index not in batch.failed]  # of jobs as the node has them
