@@ -119,6 +119,7 @@ class RemoteEngine:
         self._parts, self._link, self._key, self._own_address = parts, link, key, own_address
         self._instances: dict[str, RemoteInstance] = {}
         self._batches = InFlightBatches[RemoteBatch](parts.references)
+        self._watched: dict[int, str] = {}  #: batches that were begun for a leader of before, with their instances
         self._released: list[tuple[str, int]] = []
         self.values = RemoteValues(parts, hello.data_address, key, self._release)
         self._is_closed = False
@@ -228,7 +229,7 @@ class RemoteEngine:
         if action.instance not in self._instances:
             return
         if not action.jobs:  # it runs already
-            self._batches.add(RemoteBatch(action, []))
+            self._watched[action.batch_id] = action.instance
             self._link.send(WatchOnNode(action.batch_id, action.instance))
             return
         reads: list[ShmRef] = []
@@ -364,6 +365,7 @@ class RemoteEngine:
             self._parts.shared.load_errors[instance.load.function] = frame.error
         for batch in [one for one in self._batches.open.values() if one.action.instance == frame.instance]:
             self._give_up(batch)
+        self._watched = {number: instance for number, instance in self._watched.items() if instance != frame.instance}
         self._parts.post(InstanceLost(frame.instance, frame.reason))
         self.leave_if_empty()
 
@@ -371,7 +373,9 @@ class RemoteEngine:
         batch = self._batches.open.get(frame.batch_id)
         if batch is not None:
             self._give_up(batch)
-            self._parts.post(BatchFailed(frame.batch_id, frame.reason))
+        elif self._watched.pop(frame.batch_id, None) is None:
+            return
+        self._parts.post(BatchFailed(frame.batch_id, frame.reason))
 
     def _give_up(self, batch: RemoteBatch) -> None:
         """A batch has ended without results, but for those that have been fetched already."""
@@ -387,7 +391,7 @@ class RemoteEngine:
                 if isinstance(result, NodeRef):
                     self._release(result)
             return
-        if len(done.results) + len(batch.failed) != len(batch.action.jobs) or batch.results or not batch.action.jobs:
+        if len(done.results) + len(batch.failed) != len(batch.action.jobs) or batch.results:
             raise FrameError(f"{len(done.results)} results for batch {done.batch_id}, which it does not have")
         if done.spans and self._parts.shared.on_spans is not None:
             self._parts.shared.on_spans(done.batch_id, done.spans)
@@ -479,7 +483,7 @@ class RemoteEngine:
         """Commit the state of a batch, and take its results in the same turn: if its node is lost after this, neither is lost,
         and if it was lost before, neither has happened."""
         batch = self._batches.open.get(frame.batch_id)
-        if batch is None or not batch.action.jobs:
+        if batch is None:
             self._link.send(CommitAnswer(frame.question))  # to no effect: its results are not wanted
             return
         places = [index for index in range(len(batch.action.jobs)) if index not in batch.failed]  # of jobs as the node has them
