@@ -416,6 +416,24 @@ def test_what_is_abandoned_is_waited_for_as_long_as_a_load_takes():
     assert tick(world, 1_000_000) == [batch.instance]
 
 
+def test_what_is_abandoned_and_expected_to_take_far_longer_than_a_load_is_ended_when_calls_have_waited_for_that():
+    world, batch = adopted_busy(60_000_000, 1_000_000, load_us=1_500_000)
+    assert tick(world, 3_000_000) == []
+    world.call("one")
+    assert [tick(world, 1_000_000) for _ in range(2)] == [[], [batch.instance]]
+
+
+def test_what_is_abandoned_is_ended_for_the_calls_of_another_function_that_has_no_other_units():
+    world, batch = adopted_busy(60_000_000, 1_000_000)
+    world.post(Deployed((FunctionSpec(name="g", scale=ScaleSpec(max=1)),)))
+    world.post(InstanceFound("a:g-1", "a.cpu", "g"))
+    world.ready()
+    world.post(CallArrived(Call("one", "g", world.now_us)))
+    assert world.taken(StartBatch) == [] and tick(world, 1_000_000) == [batch.instance]
+    world.post(InstanceLost(batch.instance, "abandoned"))
+    assert [one.function for one in world.taken(StartBatch)] == ["g"]
+
+
 def test_what_must_not_run_twice_and_is_abandoned_ends_by_itself_or_hangs():
     world, batch = adopted_busy(2_000_000, 1_500_000, idempotent=False)
     world.call("one")

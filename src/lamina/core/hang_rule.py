@@ -1,23 +1,27 @@
 """When a running batch is given up: its instance is killed then, and replaced.
 
 - A batch hangs after five times its predicted time, at least five seconds, without a sign of life.
-- One that was abandoned, because its controller is gone, is in the way: its result is wanted by nothing. When it has taken longer
-  than predicted by as long as a load takes, a new instance would have been there sooner than the end of the batch, and calls are
-  waiting, its process is ended. So a wait for it is at most twice what the better choice would have cost. What must not run twice
-  is let come to its end, and so is a batch on a GPU, where all functions have one process: they end, or hang.
+- One that was abandoned, because its controller is gone, has a result that nothing wants. It is in the way when calls have waited
+  for its instance or its units for as long as a load takes, and its end is not expected within another such time: then its
+  process is ended. So a wait for it is at most about twice what the better choice would have cost. What must not run twice is let
+  come to its end, and so is a batch on a GPU, where all functions have one process: they end, or hang.
 """
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from lamina.core.lifecycle import WARM
 
 if TYPE_CHECKING:
     from lamina.core.policy import View
-    from lamina.core.scheduling.state import Batch
+    from lamina.core.scheduling.state import Batch, FunctionState
 
 HANG_TIMES = 5
+MAX_FUNCTIONS = 8
+"""Of those that wait, so many are looked at."""
+
 UNPREDICTED_US = 60_000_000
 """Longest time of a batch of which nothing is known."""
 
@@ -40,6 +44,18 @@ def _is_in_the_way(view: View, batch: Batch, floor_us: int) -> bool:
     function, device = view.functions[batch.instance.function], batch.device.spec
     if not function.spec.idempotent or device.family != "cpu":
         return False
-    is_wanted = len(function.queue) or function.rejections or batch.instance.phase is not WARM  # the last: it is to leave
     load_us = view.predictor.load_us(function.spec.name, device.kind) or floor_us
-    return bool(is_wanted) and view.now_us - batch.expected_end_us >= load_us
+    if abs(batch.expected_end_us - view.now_us) <= load_us:
+        return False  # it will be over soon, as far as is known
+    return batch.instance.phase is not WARM or _waited_us(view, function, batch) >= load_us
+
+
+def _waited_us(view: View, function: FunctionState, batch: Batch) -> int:
+    """How long calls have waited for an abandoned batch: those of its function, and where nothing is free beside it, others too.
+    Calls that are rejected wait since it was adopted."""
+    is_full = batch.device.busy == batch.device.all_units
+    waiting = view.backlogged.get(batch.device.spec.id, {}).values() if is_full else (function,)
+    heads_us = [one.queue.head().enqueued_us for one in islice(waiting, MAX_FUNCTIONS) if len(one.queue)]
+    if function.rejections:
+        heads_us.append(batch.instance.created_us)
+    return view.now_us - min(heads_us, default=view.now_us)
