@@ -16,7 +16,6 @@ import msgspec
 from lamina.core.actions import JobRef, Load, StartBatch
 from lamina.core.events import BatchPaused, Event, InstanceLost, InstanceSegmented
 from lamina.drivers.engine import EngineShared, JobValues
-from lamina.drivers.timer import clock_us
 from lamina.engines.inflight import InFlightBatch
 from lamina.engines.process_engine import InstanceHandle, LogPipe, ProcessEngine, WorkerLimits
 from lamina.gpu.early_start import EXECUTOR
@@ -44,6 +43,7 @@ from lamina.gpu.protocol import (
 from lamina.gpu.slicers import back_end
 from lamina.gpu.supervisor import ExecutorProcess, ExecutorSupervisor, StandbyMode
 from lamina.ipc.child_process import ProcessSpec, WarmProcess, exit_reason
+from lamina.ipc.event_loop import clock_us
 from lamina.ipc.framing import FrameError
 from lamina.state.kv_state import StateAccess
 from lamina.types import DeviceSpec
