@@ -47,6 +47,7 @@ from lamina.ipc.event_loop import clock_us
 from lamina.ipc.framing import FrameError
 from lamina.state.kv_state import StateAccess
 from lamina.types import DeviceSpec
+from lamina.units import show_count
 from lamina.values.references import DeviceRef, ErrorInfo, ShmRef
 from lamina.values.slot_refs import SlotReferences
 from lamina.worker.cpu_affinity import allowed_cores
@@ -198,7 +199,7 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
         if self._is_stopping:
             return
         ended = exit_reason(executor.process)
-        log.warning("the executor of %s is lost, with %d functions: it %s", self.device.id, len(instances), ended)
+        log.warning("the executor of %s is lost, with %s: it %s", self.device.id, show_count(len(instances), "function"), ended)
         for fetched in [then for waiting in executor.fetching.values() for then in waiting]:
             fetched()
         if executor.is_up:
