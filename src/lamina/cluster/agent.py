@@ -62,10 +62,10 @@ from lamina.cluster.value_fetcher import ValueFetcher
 from lamina.core.actions import Kill, Load, Resize, Unload
 from lamina.core.events import BatchFailed, BatchFinished, Event, Heartbeat, InstanceLost, InstanceReady
 from lamina.drivers.engine import Engine, EngineShared, TargetSource
-from lamina.drivers.timer import clock_us
 from lamina.engines.app_environments import AppEnvironments
 from lamina.engines.composite import CompositeEngine
 from lamina.errors import BadValue, LaminaError, LoadFailed
+from lamina.ipc.event_loop import clock_us
 from lamina.ipc.framing import FrameError, read_mask, wire_mask
 from lamina.sdk.model_bundle import PACKED
 from lamina.types import FunctionSpec
