@@ -73,10 +73,10 @@ from lamina.core.events import (
     InstanceSegmented,
 )
 from lamina.drivers.engine import Engine, EngineShared, TargetSource
-from lamina.drivers.timer import clock_us
 from lamina.engines.app_environments import AppEnvironments
 from lamina.engines.composite import CompositeEngine
 from lamina.errors import BadValue, LaminaError, LoadFailed
+from lamina.ipc.event_loop import clock_us
 from lamina.ipc.framing import FrameError, read_mask, wire_mask
 from lamina.sdk.model_bundle import PACKED
 from lamina.types import FunctionSpec

@@ -35,8 +35,8 @@ from lamina.cluster.value_fetcher import Fetched, ValueFetcher
 from lamina.core.actions import DropJob, JobRef, StartBatch
 from lamina.core.events import BatchFailed, BatchFinished, BatchPaused, Heartbeat
 from lamina.drivers.engine import Engine, MessageStream
-from lamina.drivers.timer import clock_us
 from lamina.expr import Leaf
+from lamina.ipc.event_loop import clock_us
 from lamina.ipc.framing import read_mask, wire_mask
 from lamina.sdk.app_state import StateChanges
 from lamina.sdk.spans import InnerSpan

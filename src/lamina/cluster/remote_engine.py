@@ -70,10 +70,10 @@ from lamina.core.events import (
     InstanceSegmented,
 )
 from lamina.drivers.engine import MessageStream
-from lamina.drivers.timer import clock_us
 from lamina.engines.inflight import InFlightBatch, InFlightBatches, checked_changes, commit_errors, deliver_results, pin_leaves
 from lamina.errors import LaminaError
 from lamina.gpu.protocol import ExecutorReport
+from lamina.ipc.event_loop import clock_us
 from lamina.ipc.framing import FrameError, read_mask, wire_mask
 from lamina.sdk.app_state import StateChanges
 from lamina.types import DeviceSpec
