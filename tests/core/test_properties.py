@@ -85,7 +85,6 @@ def test_the_first_orders_of_events_keep_every_invariant_where_instances_are_ado
     said = [ends_in_quiet_with_one_ending_for_each_call(seed, adopting_world_of).said for seed in range(40)]
     told = [action for world in said for actions in world for action in actions]
     assert any(isinstance(one, do.StartBatch) and not one.jobs for one in told), "no abandoned batch in any of these worlds"
-    assert any(isinstance(one, do.Kill) and one.reason == "abandoned" for one in told), "and none was in the way"
 
 
 @pytest.mark.parametrize("seed", [2, 8, 19, 22, 44, 56, 115, 124, 128, 3085])
