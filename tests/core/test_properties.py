@@ -94,6 +94,12 @@ def test_preempting_worlds_that_were_wrong_once_are_right(seed):
     ends_in_quiet_with_one_ending_for_each_call(seed, preempting_world_of)
 
 
+@pytest.mark.parametrize("seed", [4831])
+def test_adopting_worlds_that_were_wrong_once_are_right(seed):
+    """Of two tenants, `edf` gave up the late ones of one and began a batch with another's, in which none had time."""
+    ends_in_quiet_with_one_ending_for_each_call(seed, adopting_world_of)
+
+
 @pytest.mark.parametrize("seed", [859, 1794, 9505, 11166, 18773, 32674, 32836, 62619])
 def test_worlds_that_were_wrong_once_are_right(seed):
     """Found by `make soak`."""
