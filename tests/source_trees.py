@@ -14,11 +14,13 @@ SRC = Path(__file__).parent.parent / "src" / "lamina"
 
 @contextmanager
 def no_garbage() -> Iterator[None]:
-    """Trees are kept, and have no garbage: with a search for some after every few hundred nodes they take four times as long."""
+    """Trees are kept, and have no garbage: with a search for some after every few hundred nodes they take four times as long,
+    and later each search by another test would look at all of them."""
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
         gc.enable()
 
 

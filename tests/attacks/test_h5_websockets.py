@@ -67,6 +67,7 @@ def test_h5_floods_that_slow_each_other_down_are_cut_off():
     assert transport.is_closed
 
 
+@pytest.mark.slow
 def test_h5_a_chatty_client_is_never_cut_off():
     """A minute of 200 small messages a second, 200 in two fragments, and a ping each second."""
     turns, handler = Turns(0.0), Echo()

@@ -172,6 +172,12 @@ def test_m8_a_clock_skips_while_its_last_start_is_under_way():
     assert asyncio.run(asyncio.wait_for(work(), 60)) == (1, 2, 1)
 
 
+@pytest.fixture(autouse=True)
+def _one_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine, changes start what they start in one turn: there is no loop to go on in."""
+    monkeypatch.setattr("lamina.state.triggers.SLICE_S", 60.0)
+
+
 def watching(starter: Starter, overlap: str | None) -> tuple[Triggers, Any]:
     """Triggers of one function that is told changes, and what tells it."""
     app = lamina.App("clocks")

@@ -7,6 +7,8 @@ import pytest
 from lamina.sim.run import run
 from lamina.sim.scenario import parse
 
+pytestmark = pytest.mark.slow  # seconds of a full device, some of them for four seeds
+
 SEEDS = range(1, 5)
 SCENARIO = """
 [scenario]

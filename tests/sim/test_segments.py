@@ -268,6 +268,7 @@ def test_long_work_with_an_slo_gives_way_too(policy: str):
     assert beside["long"].attainment == 1.0 and beside["long"].answered >= 30 > before["long"].answered
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["frontier", "edf"])
 @pytest.mark.parametrize("rate", [20, 90, 160, 400])
 @pytest.mark.parametrize("slo_ms", [210, 260, 400, 1_000])
