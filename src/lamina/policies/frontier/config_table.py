@@ -268,7 +268,7 @@ class WarmHosts(NamedTuple):
         return min([device.way_us for device in self.devices])
 
 
-class WarmPlaces(NamedTuple):
+class WarmSpots(NamedTuple):
     """Where a function is warm: good until its instances change, or a table has to be compared with predictions again."""
 
     until_us: int
@@ -277,7 +277,7 @@ class WarmPlaces(NamedTuple):
     tables: dict[str, ConfigTable]  #: by device
 
 
-NOWHERE = WarmPlaces(0, -1, [], {})
+NOWHERE = WarmSpots(0, -1, [], {})
 
 
 @dataclass(slots=True)
@@ -289,17 +289,17 @@ class ConfigTables:
     _shapes: dict[str, tuple[DeviceSpec, int]] = field(default_factory=dict)  #: by device
     _numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
     """Of shapes: kinds of devices on which a function has the same configurations. Hashed once, not for each look-up."""
-    _warm: dict[str, WarmPlaces] = field(default_factory=dict)  #: by function
+    _warm: dict[str, WarmSpots] = field(default_factory=dict)  #: by function
 
     def warm_hosts(self, view: View, function: FunctionState) -> list[WarmHosts]:
         """Where it is warm, by kind of device."""
-        return self._warm_places(view, function).hosts
+        return self._warm_spots(view, function).hosts
 
     def warm_tables(self, view: View, function: FunctionState) -> dict[str, ConfigTable]:
         """Its tables by the device, of those where it is warm."""
-        return self._warm_places(view, function).tables
+        return self._warm_spots(view, function).tables
 
-    def _warm_places(self, view: View, function: FunctionState) -> WarmPlaces:
+    def _warm_spots(self, view: View, function: FunctionState) -> WarmSpots:
         name = function.spec.name
         found = self._warm.get(name, NOWHERE)
         if found.placements != function.placements or view.now_us >= found.until_us:
@@ -312,7 +312,7 @@ class ConfigTables:
                     table = tables[instance.device] = self.table_for(view, function, device)
                     until_us = min(until_us, table.recheck_us if table.is_known else 0)
                     by_table.setdefault(id(table), WarmHosts(table, [])).devices.append(device)
-            found = self._warm[name] = WarmPlaces(until_us, function.placements, list(by_table.values()), tables)
+            found = self._warm[name] = WarmSpots(until_us, function.placements, list(by_table.values()), tables)
         return found
 
     def table_for(self, view: View, function: FunctionState, device: Device) -> ConfigTable:
