@@ -113,7 +113,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         tables = self._tables
-        self._blocking = BlockingRule(self._shedder.is_shed)
+        self._blocking = BlockingRule(self._shedder.shed_on)
         self._rates = rates = ArrivalRates(self.period_us)
         self._plans = PlanCache(tables, rates)
         self._kinds = DeviceKinds(tables, rates)
@@ -335,10 +335,10 @@ class Policy:
     def _commit(self, view: View, batch: NextBatch, slots: Iterable[CandidateSlot]) -> Decision:
         """Nothing that is free would do: a slot behind a running batch, committed just before that one ends. `slots` come in the
         order in which they are free; those that are free well after the next commitment are not looked at."""
-        function, jobs, now_us = batch.function, batch.jobs, view.now_us
+        function, jobs, now_us, end_us = batch.function, batch.jobs, view.now_us, batch.end_us
         if not batch.in_time and batch.has_goal:
             self._autoscaler.on_lost(function.spec.name)
-        until_us, late_us = view.next_slot_us(function), batch.end_us - batch.soonest_us + 1
+        until_us, late_us = view.next_slot_us(function), end_us - batch.soonest_us + 1
         if late_us > now_us:
             until_us = min(until_us, late_us)
         commit_at = None
@@ -353,12 +353,15 @@ class Policy:
                 if not asked:
                     continue
                 slot = asked[0]
-            slot = _with_transfers(view, jobs, [slot])[0]
+            if slot.device.spec.link_mib_per_s:
+                [slot] = _with_transfers(view, jobs, [slot])
             if batch.objective == "latency" and batch.in_time:
-                config = least_latency(function, [slot], len(jobs), batch.end_us).config
+                config = least_latency(function, [slot], len(jobs), end_us).config
             else:
-                config = slot.cheapest_within(len(jobs), batch.end_us - slot.at_us)
-            if config is not None and self._blocks(view, batch, slot, config):
+                config = slot.cheapest_within(len(jobs), end_us - slot.at_us)
+            if config is None:
+                continue
+            if self._blocks(view, batch, slot, config):
                 slot, config = self._spared(view, batch, slot)
             if config is None or _waits_for_resubmits(function, slot, config):
                 continue
@@ -472,7 +475,7 @@ class Policy:
         below 0 if it is on none."""
         fastest_us = soonest_us = -1
         for hosts in self._tables.warm_hosts(view, function):
-            config = hosts.table.fastest()
+            config = hosts.table.fastest
             us = config.time_us if config is not None else 0
             way_us = hosts.devices[0].way_us if len(hosts.devices) == 1 else hosts.way_us
             there_us = us + way_us if us else 0
@@ -503,7 +506,7 @@ def _with_transfers(view: View, jobs: list[Job], slots: list[CandidateSlot]) -> 
     for slot in slots:
         if slot.device.spec.link_mib_per_s:
             return [
-                one._replace(transfer_us=-(-view.transfer_us(jobs, one.device) // len(jobs)))
+                replace(one, transfer_us=-(-view.transfer_us(jobs, one.device) // len(jobs)))
                 if one.device.spec.link_mib_per_s
                 else one
                 for one in slots

@@ -12,7 +12,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from lamina.core.policy import View
 from lamina.core.scheduling.jobs import Job
@@ -103,7 +105,7 @@ def _splits(function: FunctionState, late: int, slots: list[CandidateSlot], from
 # ------------------------------------------------------------------------ configuration and delay
 
 
-class NextBatch(NamedTuple):
+class NextBatch(Struct, frozen=True, gc=False):
     """The next batch of a function, before its configuration is chosen."""
 
     function: FunctionState
@@ -137,18 +139,18 @@ class BatchPlanner:
 
     def decide(self, view: View, batch: NextBatch, slots: list[CandidateSlot], cost_limit: float) -> BatchDecision:
         """The cheapest configuration in time, or how long to wait for more jobs; `cost_limit` is what a job should cost."""
-        function, jobs, in_time, has_goal, plan, _, _, objective = batch
+        function, jobs, plan, objective = batch.function, batch.jobs, batch.plan, batch.objective
         now_us, head, count = view.now_us, jobs[0], len(jobs)
-        if objective == "latency" and in_time:
+        if objective == "latency" and batch.in_time:
             return least_latency(function, slots, count, head.due_us)
-        if not has_goal:
+        if not batch.has_goal:
             if objective == "deadline":
                 slots = as_asked(function, slots)
             found = cheapest_slot(slots, count, head.expires_us - now_us)
             return self._with_delay(view, function, head, count, BatchDecision(*found)) if found else NOTHING
         call = head.run.call
         slo_us = call.deadline_us - call.arrived_us
-        if not in_time:  # calls that come meanwhile can be in time after it
+        if not batch.in_time:  # calls that come meanwhile can be in time after it
             own_us = slo_us - batch.soonest_us
             found = cheapest_slot(slots, count, min(own_us, head.expires_us - now_us), slo_us) if own_us > 0 else None
             found = found or cheapest_slot(slots, count, head.expires_us - now_us, slo_us)
@@ -242,7 +244,7 @@ class BatchPlanner:
                 until_us = wait_until_us(now_us, function, count, most, latency_us, start_by_us)
                 if until_us > now_us:
                     again = recheck_at_count(now_us, function, count)
-        return decision._replace(until_us=until_us, at_count=again) if until_us > now_us else decision
+        return replace(decision, until_us=until_us, at_count=again) if until_us > now_us else decision
 
 
 def as_asked(function: FunctionState, slots: list[CandidateSlot]) -> list[CandidateSlot]:
@@ -254,9 +256,9 @@ def as_asked(function: FunctionState, slots: list[CandidateSlot]) -> list[Candid
         if slot.is_exact:
             asked.append(slot)
         elif slot.units >= units:
-            asked.append(slot._replace(units=units, is_exact=True))
+            asked.append(replace(slot, units=units, is_exact=True))
         elif 0 < _alone_us(slot, slot.units) <= MUCH_SLOWER * _alone_us(slot, units):
-            asked.append(slot._replace(is_exact=True))
+            asked.append(replace(slot, is_exact=True))
     return asked
 
 

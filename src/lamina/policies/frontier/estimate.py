@@ -151,7 +151,7 @@ class CompletionEstimator:
                 count += 1
                 device = view.devices[instance.device]
                 table = self.tables.table_for(view, function, device)
-                if device.way_us and (alone := table.fastest()) and device.way_us + alone.time_us > allowed_us:
+                if device.way_us and (alone := table.fastest) and device.way_us + alone.time_us > allowed_us:
                     far.append((table, instance))  # no use to calls with so little time
                 else:
                     found.setdefault(id(table), (table, []))[1].append(instance)
@@ -162,7 +162,7 @@ class CompletionEstimator:
         usual: list[BatchConfig] = []
         for table, instances in found.values():
             if self.tables.fixed_slices:  # in batches as large as the goal allows
-                config = table.cheapest_within(table.max_batch, allowed_us) or table.fastest()
+                config = table.cheapest_within(table.max_batch, allowed_us) or table.fastest
             else:
                 config = table.best_throughput(allowed_us)
             if config is None or not table.is_known:
@@ -183,7 +183,7 @@ class CompletionEstimator:
         for rate, config, (table, instances) in zip(rates, usual, found.values(), strict=True):
             configs = [config]
             if not self.tables.fixed_slices:
-                for other in (table.cheapest_within(table.max_batch, allowed_us), table.fastest()):
+                for other in (table.cheapest_within(table.max_batch, allowed_us), table.fastest):
                     if other is not None and other not in configs:
                         configs.append(other)
             kinds.append(KindCapacity(rate / sum(rates) / stride, table, instances, configs))
