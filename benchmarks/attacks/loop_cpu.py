@@ -26,6 +26,7 @@ from benchmarks.servers import APPS
 from lamina import policies
 from lamina.bootstrap import open_local
 from lamina.gateway.bootstrap import ListenConfig, open_gateway
+from lamina.server.process_status import return_free_memory
 from lamina.store.open import open_store
 
 RESULTS = Path(__file__).parents[2] / "results" / "attacks" / "loop_cpu.json"
@@ -92,6 +93,7 @@ async def _until(processes: list[Any]) -> None:
 
 async def campaign(report: Report, only: tuple[str, ...]) -> None:
     watch = Stopwatch()
+    return_free_memory()  # as `lamina serve` does
     with tempfile.TemporaryDirectory() as folder:
         runtime = open_local(str(APPS / "two.py"), policy=policies.build("frontier"))
         gateway = await open_gateway(runtime, ListenConfig(grpc_port=0), store=open_store(f"{folder}/runs.db"))

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from lamina import encoding
 from lamina.core.actions import FailCall, Reply
 from lamina.drivers.driver import Ending
@@ -197,7 +199,7 @@ class RunStarter:
         kind = "function" if target in self._driver.controller.state.functions else "workflow"
         size, tenant = sum(map(len, inputs.values())), self._driver.engine.shared.source(target).tenant
         row = RunRow("", kind, target, tenant, "", 0, 0.0, size, 0, 0, 0, 0, "")
-        self._durable.accept(row, inputs, key, key, accepted)
+        self._durable.accept(row, msgspec.msgpack.encode(inputs), key, key, accepted)
 
     def follow(self, id: str, ended: Ended) -> None:
         remove = self._durable.on_completed(id, ended)

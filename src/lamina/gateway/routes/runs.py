@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from lamina import encoding
 from lamina.access.authorization import Grant
 from lamina.access.records import Identity
 from lamina.core.actions import Reply
+from lamina.durable.recovery import pack_inputs
 from lamina.durable.runs import DurableRuns
 from lamina.errors import BadValue, LaminaError, checked_text
 from lamina.gateway.routes import http_codec
@@ -28,6 +29,7 @@ from lamina.gateway.routes.codec_pool import FLAT_BYTES, CodecPool, is_heavy_res
 from lamina.gateway.routes.problems import PROBLEM, answered, error_problem, respond_problem, stored_problem
 from lamina.gateway.routes.request_options import RequestOptions
 from lamina.gateway.routes.targets import CallTarget
+from lamina.ipc.sliced_copies import Parts, SlicedCopies
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.store import runs as stored
 from lamina.store.base import Done, Session, Work
@@ -65,6 +67,7 @@ class RunRoutes:
         self._durable = durable
         self._owner_of = owner_of
         self._codecs = codecs
+        self._copies = SlicedCopies()
         self.routes: dict[str, Callable[..., None]] = {
             "GET /v1/runs": self._list,
             "GET /v1/runs/{run}": partial(self._on_run, self._show),
@@ -85,7 +88,8 @@ class RunRoutes:
         wishes: RequestOptions,
         decoded: http_codec.DecodedBody | None = None,
     ) -> None:
-        inputs = http_codec.decode_inputs(request, target.params) if decoded is None else decoded.claim()
+        given = http_codec.decode_inputs(request, target.params) if decoded is None else decoded.claim()
+        inputs: dict[str, Parts] = {name: (one,) if isinstance(one, bytes) else one for name, one in given.items()}
         size = len(request.body) if decoded is None else decoded.size
         key = request.header(b"idempotency-key").decode("latin-1")
         if len(key) > MAX_KEY or not key.isprintable():
@@ -104,15 +108,18 @@ class RunRoutes:
             extra = b"location: /v1/runs/%s\r\npreference-applied: respond-async\r\n" % accepted.id.encode()
             exchange.respond(202, msgspec.json.encode(run_summary(accepted)), http_codec.JSON, extra)
 
-        def accept(digest: str) -> None:
-            self._durable.accept(row, inputs, key, digest, answered(exchange, done))
+        def accept(digest: str, packed: bytes) -> None:
+            self._durable.accept(row, packed, key, digest, answered(exchange, done))
+
+        def pack(digest: str) -> None:
+            self._copies.join(pack_inputs(inputs), answered(exchange, partial(accept, digest)))
 
         label = f"{target.kind}/{target.name}\n".encode()
         if size <= FLAT_BYTES:
-            accept(_digest(label, inputs))
+            accept(_digest(label, inputs), b"".join(pack_inputs(inputs)))
             return
         work = asyncio.get_running_loop().run_in_executor(None, _digest, label, inputs)
-        work.add_done_callback(answered(exchange, lambda made: accept(made.result())))
+        work.add_done_callback(answered(exchange, lambda made: pack(made.result())))
 
     # ----------------------------------------------------------------------- looking
 
@@ -302,12 +309,13 @@ def run_summary(row: RunRow) -> dict[str, Any]:
     return shown
 
 
-def _digest(label: bytes, inputs: dict[str, bytes]) -> str:
+def _digest(label: bytes, inputs: Mapping[str, Parts]) -> str:
     """Tells runs of one idempotency key apart. Of large inputs it is made by a thread: the interpreter is not held meanwhile."""
     digest = hashlib.blake2b(label, digest_size=16)
-    for name, blob in sorted(inputs.items()):
-        digest.update(b"%d %s %d " % (len(name), name.encode(), len(blob)))
-        digest.update(blob)
+    for name, parts in sorted(inputs.items()):
+        digest.update(b"%d %s %d " % (len(name), name.encode(), sum(map(len, parts))))
+        for part in parts:
+            digest.update(part)
     return digest.hexdigest()
 
 
