@@ -25,6 +25,9 @@ from lamina.types import Slo, call_for
 
 log = logging.getLogger("lamina")
 
+KEY_PREFIX = "trigger-"
+"""Of the idempotency keys of starts: one is not made twice, also by another server. Clients may not use such keys."""
+
 DAY_SLO = Slo(timeout_us=24 * 3_600_000_000)
 
 MAX_QUEUED = 100
@@ -164,7 +167,7 @@ class TriggerStarts:
         try:
             inputs = {name: encoding.encode(value) for name, value in trigger.inputs(start.event).items()}
             digest = hashlib.blake2b(f"{trigger.name}/{start.what}".encode(), digest_size=16).hexdigest()
-            self._starter.start(trigger.target, inputs, f"trigger-{digest}", started, lambda: self._on_ended(trigger))
+            self._starter.start(trigger.target, inputs, f"{KEY_PREFIX}{digest}", started, lambda: self._on_ended(trigger))
         except Exception as error:  # other triggers are due as well
             log.exception("triggers: %s", trigger.name)
             started(error if isinstance(error, LaminaError) else LaminaError(f"{type(error).__name__}: {error}"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -226,8 +225,7 @@ class CallHandler:
     ) -> None:
         if self._runs is None:
             raise StoreDown("this server keeps no runs", hint="start it with --store, or call without Prefer: respond-async")
-        wall_us = time.time_ns() // 1000
-        self._runs.accept(target, request, exchange, caller, request_options(request, wall_us), decoded)
+        self._runs.accept(target, request, exchange, caller, request_options(request, self._runs.wall_us()), decoded)
 
 
 def submit_shadow(

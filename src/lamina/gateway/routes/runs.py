@@ -31,6 +31,7 @@ from lamina.gateway.routes.request_options import RequestOptions
 from lamina.gateway.routes.targets import CallTarget
 from lamina.ipc.sliced_copies import Parts, SlicedCopies
 from lamina.server.exchange import Exchange, HttpRequest
+from lamina.state.trigger_starts import KEY_PREFIX
 from lamina.store import runs as stored
 from lamina.store.base import Done, Session, Work
 from lamina.store.runs import OVER, QUARANTINED, SETTLED, STATES, JournalRow, RunRow
@@ -46,6 +47,8 @@ T = TypeVar("T")
 RunAction = Callable[[RunRow, HttpRequest, Exchange, Grant], None]
 
 _ID = re.compile(r"[0-9a-f]{24}")
+_OF_TRIGGERS = re.compile(rf"{KEY_PREFIX}[0-9a-f]+")
+"""Idempotency keys that triggers start runs with."""
 
 
 def prefers_async(request: HttpRequest) -> bool:
@@ -79,6 +82,10 @@ class RunRoutes:
 
     # --------------------------------------------------------------------- accepting
 
+    def wall_us(self) -> int:
+        """Time since 1970 by the clock that deadlines of runs are kept by: it does not jump with that of the machine."""
+        return self._durable.wall_us()
+
     def accept(
         self,
         target: CallTarget,
@@ -94,6 +101,8 @@ class RunRoutes:
         key = request.header(b"idempotency-key").decode("latin-1")
         if len(key) > MAX_KEY or not key.isprintable():
             raise BadValue(f"idempotency-key: {key[:40]!r} cannot be used", hint=f"up to {MAX_KEY} printable characters")
+        if _OF_TRIGGERS.fullmatch(key):  # with it, who may only call could keep a trigger from starting anything
+            raise BadValue(f"idempotency-key: {key!r} is one that triggers use", hint="choose another")
         deadline_us, priority, cost_limit, objective = wishes
         if objective:
             raise BadValue("lamina-objective: for calls only", hint="a run has the objectives of its functions: leave it out")
