@@ -3,7 +3,7 @@ latencies, and this much less.
 
 The gateway runs in this process, on the loop that `lamina serve` uses, and one callback in each turn reads the thread's clock: a
 turn is all that is done between two looks for what can be read. Attackers have processes of their own. Bodies are those of
-`loop_lag.py`, three times each, of which the last two count; floods those of `floods.py`, a second each, from 1 and 20
+`loop_lag.py`, twice each, of which the second counts; floods those of `floods.py`, a second each, from 1 and 20
 connections.
 
 `python -m benchmarks.attacks.loop_cpu` writes `results/attacks/loop_cpu.json`.
@@ -12,6 +12,7 @@ connections.
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from benchmarks.report import Report
 from benchmarks.servers import APPS
 from lamina import policies
 from lamina.bootstrap import open_local
+from lamina.cli._serve_command import GC_AT
 from lamina.gateway.bootstrap import ListenConfig, open_gateway
 from lamina.server.http1 import event_loop_factory
 from lamina.server.process_status import return_free_memory
@@ -33,7 +35,7 @@ from lamina.store.open import open_store
 RESULTS = Path(__file__).parents[2] / "results" / "attacks" / "loop_cpu.json"
 FLOOD_S = 1.0
 MOST_MS = 10.0
-ROUNDS = 3
+ROUNDS = 2
 
 
 class Stopwatch:
@@ -92,20 +94,22 @@ async def _until(processes: list[Any]) -> None:
 
 async def campaign(report: Report, only: tuple[str, ...]) -> None:
     watch = Stopwatch()
-    return_free_memory()  # as `lamina serve` does
+    return_free_memory()  # this and the collector as `lamina serve` has them
     with tempfile.TemporaryDirectory() as folder:
         runtime = open_local(str(APPS / "two.py"), policy=policies.build("frontier"))
         gateway = await open_gateway(runtime, ListenConfig(grpc_port=0), store=open_store(f"{folder}/runs.db"))
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_AT)
         spawn = multiprocessing.get_context("spawn")
         for name in (*loop_lag.HTTP, *loop_lag.GRPC):
             if only and name not in only:
                 continue
-            for round in range(ROUNDS):
+            for _ in range(ROUNDS):  # the first starts codec processes, and makes slots
                 out: Any = spawn.Queue()
                 process = spawn.Process(target=_attack, args=(name, gateway.port, gateway.grpc_port, out))
                 process.start()
-                if round < 2:  # the first starts codec processes
-                    watch.reset()
+                watch.reset()
                 await _until([process])
             watch.add_to(report, name, answers=out.get(timeout=1)[:1] if process.exitcode == 0 else ["failed"])
         for name in floods.FLOODS:
