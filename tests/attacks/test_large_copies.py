@@ -138,11 +138,13 @@ def test_copies_stand_in_one_line_and_a_turn_has_one_slice_of_them() -> None:
                 loop.call_soon(next_turn)
 
         next_turn()
-        copies.run(steps(), lambda: done.append("first"))
-        copies.run(steps(), lambda: done.append("second"))
+        copies.run(steps(), 8 * PIECE_BYTES, lambda: done.append("first"))
+        copies.run(steps(), 8 * PIECE_BYTES, lambda: done.append("second"))
         copies.join([b"a", bytes(3 * PIECE_BYTES), memoryview(b"b")], done.append)
+        assert copies.held_bytes == 19 * PIECE_BYTES + 2
         while len(done) < 3:
             await asyncio.sleep(0)
+        assert not copies.held_bytes
 
     asyncio.run(work())
     assert done == ["first", "second", b"a" + bytes(3 * PIECE_BYTES) + b"b"]
@@ -157,10 +159,11 @@ def test_a_copy_that_fails_does_not_hold_up_those_behind_it() -> None:
     async def work() -> list[bytes]:
         asyncio.get_running_loop().set_exception_handler(lambda loop, about: None)
         copies, done = SlicedCopies(), list[bytes]()
-        copies.run(fails(), lambda: done.append(b"never"))
+        copies.run(fails(), 10, lambda: done.append(b"never"))
         copies.join([b"a", b"b"], done.append)
         while not done:
             await asyncio.sleep(0)
+        assert not copies.held_bytes
         return done
 
     assert asyncio.run(work()) == [b"ab"]
@@ -205,6 +208,26 @@ def finished(steps: Any) -> Any:
             next(steps)
         except StopIteration as end:
             return end.value
+
+
+def test_c1_bodies_that_wait_to_be_copied_are_counted() -> None:
+    seen: list[int] = []
+
+    async def work() -> None:
+        async with emulated() as gateway, Browser(gateway.port) as browser:
+            store = gateway.driver.data.store_inputs
+
+            def watched(*arguments: Any) -> None:
+                store(*arguments)
+                seen.append(gateway.budget.layers()["codecs"])
+
+            gateway.driver.data.store_inputs = watched  # type: ignore[method-assign]
+            answer = await browser.ask("POST", "/v1/functions/echo", WHOLE, "application/octet-stream")
+            assert answer.status == 200
+            assert gateway.budget.layers()["codecs"] == 0
+
+    run(work)
+    assert seen and seen[0] >= SIZE
 
 
 # ------------------------------------------------------------------------------ the same values

@@ -31,7 +31,7 @@ from lamina.drivers.realtime import RealtimeDriver
 from lamina.durable.loader import RunLoader
 from lamina.durable.recovery import RunRecovery, shift_times
 from lamina.errors import Conflict, LaminaError, LeadershipLost, StoreDown
-from lamina.ipc.sliced_copies import SLICE_BYTES
+from lamina.ipc.sliced_copies import SLICE_BYTES, SlicedCopies
 from lamina.store import runs as stored
 from lamina.store.base import Done, Session, Store, Work
 from lamina.store.runs import LoadedRun, RunRow
@@ -186,6 +186,11 @@ class DurableRuns:
 
     def wall_us(self) -> int:
         return self._origin_us + self._driver.now_us()
+
+    @property
+    def copies(self) -> SlicedCopies:
+        """The line in which large inputs and results are copied."""
+        return self._driver.data.copies
 
     @property
     def resident_count(self) -> int:
@@ -372,7 +377,7 @@ class DurableRuns:
                 self._ending -= 1
                 self._write_end(id, self._succeeded(ending, result), 0, also)
 
-            self._driver.data.copies.join([self._driver.data.result(id)], copied)
+            self.copies.join([self._driver.data.result(id)], copied)
         else:
             record = self._outcome_of(ending, "cancelled" if called_off else "failed")
             self._write_end(id, record, fatal if record.state == "failed" else 0, also)

@@ -22,6 +22,10 @@ Parts = Sequence[bytes | memoryview]
 """Bytes in several pieces, not put together yet."""
 
 
+def size_of(parts: Parts) -> int:
+    return sum(map(len, parts))
+
+
 def pieces_of(parts: Parts) -> Iterator[memoryview]:
     """All the bytes of these parts, as views of no more than a piece."""
     for part in parts:
@@ -34,21 +38,24 @@ class SlicedCopies:
     """The line of copies of one loop."""
 
     def __init__(self) -> None:
-        self._line: deque[tuple[Iterator[int], Callable[[], None]]] = deque()
+        self._line: deque[tuple[Iterator[int], int, Callable[[], None]]] = deque()
+        self.held_bytes = 0  #: of what is being copied, or waits for it
 
-    def run(self, steps: Iterator[int], then: Callable[[], None]) -> None:
-        """Take these steps, each of which says how many bytes it has copied, and call `then`: later, and in several turns."""
-        self._line.append((steps, then))
+    def run(self, steps: Iterator[int], size: int, then: Callable[[], None]) -> None:
+        """Take these steps, each of which yields how many of `size` bytes it has copied, and call `then`: later, and in several
+        turns."""
+        self.held_bytes += size
+        self._line.append((steps, size, then))
         if len(self._line) == 1:
             asyncio.get_running_loop().call_soon(self._copy_slice)
 
     def join(self, parts: Parts, then: Callable[[bytes], None]) -> None:
         """Put parts together."""
         made = BytesIO()
-        self.run(map(made.write, pieces_of(parts)), lambda: then(made.getvalue()))
+        self.run(map(made.write, pieces_of(parts)), size_of(parts), lambda: then(made.getvalue()))
 
     def _copy_slice(self) -> None:
-        steps, then = self._line[0]
+        steps, size, then = self._line[0]
         left, is_over = SLICE_BYTES, True
         try:
             for copied in steps:
@@ -59,6 +66,7 @@ class SlicedCopies:
         finally:
             if is_over:
                 self._line.popleft()
+                self.held_bytes -= size
             if self._line:
                 asyncio.get_running_loop().call_soon(self._copy_slice)
         then()

@@ -23,7 +23,7 @@ from lamina.core.workflow.flow import Flow, Node, Task
 from lamina.core.workflow.journal_entry import JournalEntry
 from lamina.core.workflow.runs import ROOT
 from lamina.expr import Leaf
-from lamina.ipc.sliced_copies import Parts, SlicedCopies
+from lamina.ipc.sliced_copies import Parts, SlicedCopies, size_of
 from lamina.values.asl_values import AslValues, Encoded
 from lamina.values.flow_analysis import FlowAnalysis
 from lamina.values.python_values import JobArguments, PythonValues, failure_of
@@ -98,7 +98,8 @@ class RunValues:
                 for name, parts in call.items():
                     yield from self._storage.store_in_steps(parts, partial(made.__setitem__, name))
 
-        self.copies.run(steps(), lambda: then(stored))
+        size = sum([size_of(parts) for call in calls for parts in call.values()])
+        self.copies.run(steps(), size, lambda: then(stored))
 
     def free_inputs(self, inputs: Mapping[str, Stored]) -> None:
         """Free stored inputs of a call that is not opened."""

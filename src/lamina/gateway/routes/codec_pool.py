@@ -269,14 +269,19 @@ def _skip_leaf(body: encoding.Blob, at: int) -> int:
 class CodecPool:
     """A few codec processes, started when they are first needed, and one line of jobs for all of them."""
 
-    def __init__(self, processes: int = PROCESSES, job_limit_s: float = JOB_LIMIT_S) -> None:
+    def __init__(self, processes: int = PROCESSES, job_limit_s: float = JOB_LIMIT_S, copies: SlicedCopies | None = None) -> None:
         self._limit = processes
         self._job_limit_s = job_limit_s
         self._waiting: deque[tuple[CodecJob, Parts, Then]] = deque()
         self._workers: set[_CodecWorker] = set()
         self._is_closed = False
-        self.copies = SlicedCopies()  #: of what needs no process
-        self.held_bytes = 0  #: of bodies that a process has, or that wait for one
+        self.copies = copies or SlicedCopies()  #: of what needs no process
+        self._job_bytes = 0  #: of bodies that a process has, or that wait for one
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of bodies that a process has or that wait for one, and of what is being copied."""
+        return self._job_bytes + self.copies.held_bytes
 
     def decode_call(self, request: HttpRequest, params: tuple[Param, ...], then: Then) -> None:
         """The encoded inputs of a call by name."""
@@ -311,10 +316,10 @@ class CodecPool:
             then(CodecOverloaded("too many large bodies at once", hint="send fewer, or smaller or binary ones"))
             return
         size = sum(map(len, parts))
-        self.held_bytes += size
+        self._job_bytes += size
 
         def counted(found: dict[str, bytes] | LaminaError) -> None:
-            self.held_bytes -= size
+            self._job_bytes -= size
             then(found)
 
         self._waiting.append((CodecJob(operation, headers, params, size), parts, counted))

@@ -29,7 +29,7 @@ from lamina.gateway.routes.codec_pool import FLAT_BYTES, CodecPool, is_heavy_res
 from lamina.gateway.routes.problems import PROBLEM, answered, error_problem, respond_problem, stored_problem
 from lamina.gateway.routes.request_options import RequestOptions
 from lamina.gateway.routes.targets import CallTarget
-from lamina.ipc.sliced_copies import Parts, SlicedCopies
+from lamina.ipc.sliced_copies import Parts
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.state.trigger_starts import KEY_PREFIX
 from lamina.store import runs as stored
@@ -70,7 +70,6 @@ class RunRoutes:
         self._durable = durable
         self._owner_of = owner_of
         self._codecs = codecs
-        self._copies = SlicedCopies()
         self.routes: dict[str, Callable[..., None]] = {
             "GET /v1/runs": self._list,
             "GET /v1/runs/{run}": partial(self._on_run, self._show),
@@ -121,7 +120,7 @@ class RunRoutes:
             self._durable.accept(row, packed, key, digest, answered(exchange, done))
 
         def pack(digest: str) -> None:
-            self._copies.join(pack_inputs(inputs), answered(exchange, partial(accept, digest)))
+            self._durable.copies.join(pack_inputs(inputs), answered(exchange, partial(accept, digest)))
 
         label = f"{target.kind}/{target.name}\n".encode()
         if size <= FLAT_BYTES:
