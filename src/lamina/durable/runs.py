@@ -386,7 +386,8 @@ class DurableRuns:
     def _is_large_result(self, id: str) -> bool:
         """Whether to copy the result of a run takes more than a turn of the loop has time for."""
         with contextlib.suppress(LaminaError):  # which is found again
-            return len(self._driver.data.result(id)) > SLICE_BYTES
+            result = self._driver.data.stored_result(id)
+            return (len(result) if isinstance(result, bytes) else result.size) > SLICE_BYTES
         return False
 
     def _write_end(self, id: str, record: stored.StoredOutcome, fatal: int, same: SameTransaction) -> None:

@@ -190,8 +190,7 @@ def respond_joined(
     (output,) = outputs  # one that passes through
 
     def copied(data: bytes) -> None:
-        output.data = data
-        then(outputs)
+        then([msgspec.structs.replace(output, data=data)])
 
     copies.join([output.data], copied)
 
