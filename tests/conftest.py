@@ -29,8 +29,9 @@ MARKED_BY_FOLDER = {"published": "published", "lab": "published", "examples": "s
 """Tests of published systems and of the lab, of examples with their models, and of what a newcomer does with real servers are
 marked by where they are, so that a quick run can leave them out."""
 
-LONG_FOLDERS = ("world", "cluster", "attacks", "examples", "cli")
-"""Have the files that take longest, of few tests each: they begin first, so that no process is left with one at the end."""
+LONG_FOLDERS = ("world", "cluster", "attacks", "examples", "cli", "web")
+"""Have the files that take longest, of few tests each: they begin first, so that no process is left with one at the end. Files
+that start processes come next, and last those that only compute: they are many and short."""
 
 LEAVE_S = 120
 
@@ -66,7 +67,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if mark := folder_mark(item.path):
             item.add_marker(mark)
-    items.sort(key=lambda item: item.path.relative_to(Path(__file__).parent).parts[0] not in LONG_FOLDERS)  # else as they were
+    starting = {item.path for item in items if any(item.get_closest_marker(mark) for mark in ("live", "slow"))}
+    items.sort(key=lambda item: (_folder(item) not in LONG_FOLDERS, item.path not in starting))  # else as they were
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
 
 
 @pytest.fixture(autouse=True, scope="session")

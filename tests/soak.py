@@ -1,6 +1,7 @@
 """Worlds by their seeds: `python -m tests.soak KIND SEED[:END]`, on all cores with `--jobs N`. Exit 1: one is wrong.
 
-`core` plays the controller alone, `preempting` too, with batches that give way to others, and `server` whole servers
+`core` plays the controller alone, `preempting` too, with batches that give way to others, `adopting` with instances that were at
+work under another controller, and `server` whole servers
 (`tests/world`). A seed is a world: played again, it is the same.
 `--record FILE` adds what was played, with the commit and what was wrong, to a JSON file; `results/attacks/soak.json` is made of
 such. What is in that file already is not played again, and with `--for SECONDS` no more is begun after that time: a campaign can
@@ -30,10 +31,11 @@ from pathlib import Path
 
 def wrongs_of(kind: str, seed: int, quiet: bool) -> list[str]:
     try:
-        if kind in ("core", "preempting"):
-            from tests.core.chaos import ends_in_quiet_with_one_ending_for_each_call, preempting_world_of, world_of
+        if kind != "server":
+            from tests.core import chaos
 
-            ends_in_quiet_with_one_ending_for_each_call(seed, world_of if kind == "core" else preempting_world_of)
+            worlds = {"core": chaos.world_of, "preempting": chaos.preempting_world_of, "adopting": chaos.adopting_world_of}
+            chaos.ends_in_quiet_with_one_ending_for_each_call(seed, worlds[kind])
             return []
         from tests.world.play import play
 
@@ -44,7 +46,7 @@ def wrongs_of(kind: str, seed: int, quiet: bool) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=("core", "preempting", "server"))
+    parser.add_argument("kind", choices=("core", "preempting", "adopting", "server"))
     parser.add_argument("seeds", help="17, or 0:1000")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--loud", action="store_true", help="with the server's log")

@@ -1,7 +1,7 @@
 """The collection of tests: its names and their order depend on the code alone.
 
 Processes that share the tests compare what they have collected, and none runs if a name has an address, a time or the order of a
-set in it. So the tests are collected twice, at different times and with different seeds for hashes.
+set in it. So the tests are collected once more, at another time and with another seed for hashes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ def collected(seed: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def names() -> list[str]:
-    return collected("1")
+def names(request: pytest.FixtureRequest) -> list[str]:
+    """Of a run of all tests those that this process has collected itself, with a seed of its own."""
+    asked = request.config.option
+    own = [item.nodeid for item in request.session.items]
+    return own if len(own) > LEAST and not (asked.markexpr or asked.keyword or asked.deselect) else collected("1")
 
 
 @pytest.mark.slow

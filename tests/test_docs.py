@@ -34,7 +34,8 @@ PAGES = sorted(
 )
 EVERY_PAGE = sorted(page for where in ("*.md", *(f"{folder}/**/*.md" for folder in FOLDERS)) for page in ROOT.glob(where))
 LINK = re.compile(r"\]\((?!https?://|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)")
-BLOCK = re.compile(r"^```python[ ]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"(?<!<!-- not run -->\n)^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^ *```.*$", re.MULTILINE)
 NOT_OPTIONS = {"order"}
 """How a policy wants its queues sorted."""
 
@@ -79,6 +80,12 @@ def headings(page: Path) -> set[str]:
 def slug(title: str) -> str:
     said = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title)
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", said).strip().lower())
+
+
+def test_a_block_names_its_language_and_no_more() -> None:
+    """The site takes one with other words behind it for text, and all that follows, up to the next, for code."""
+    fences = {f"{page.relative_to(ROOT)}: {line}" for page in EVERY_PAGE for line in FENCE.findall(page.read_text())}
+    assert {line for line in fences if not re.fullmatch(r".*: *```(\w[\w+-]*)?", line)} == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

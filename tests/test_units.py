@@ -99,3 +99,8 @@ def test_what_is_shown_is_what_was_meant_within_three_digits(us: int):
 @given(st.floats(0, 1e15))
 def test_no_figure_for_people_has_an_exponent(value: float):
     assert "e+" not in units.show_us(value) + units.show_bytes(value)
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 calls"), (1, "1 call"), (2, "2 calls")])
+def test_one_of_a_thing_is_not_several(count: int, text: str):
+    assert units.show_count(count, "call") == text

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from lamina.core.actions import Action
 from lamina.core.events import BatchFinished, Event
-from lamina.drivers.timer import Timer, clock_us
 from lamina.drivers.virtual import DeviceChange, Due, VirtualExecutor
+from lamina.ipc.event_loop import Timer, clock_us
 
 BEAT_US = 1_000
 NOTICED_US = 300

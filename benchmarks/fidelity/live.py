@@ -16,8 +16,8 @@ from lamina.core.events import BatchFinished, Event
 from lamina.core.lifecycle import InstancePhase
 from lamina.drivers.driver import Ending
 from lamina.drivers.realtime import RealtimeDriver
-from lamina.drivers.timer import Timer, clock_us
 from lamina.engines.shadow_batches import BatchTiming, Leaves
+from lamina.ipc.event_loop import Timer, clock_us
 from lamina.predict import online
 from lamina.predict.profile import Handover, Profile
 from lamina.predict.profile_table import ProfileTable

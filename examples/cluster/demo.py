@@ -85,7 +85,7 @@ class Machines:
 
     def start(self, node: str) -> None:
         command = [sys.executable, "-m", "lamina", "agent", "--join", self._join, "--name", node, "--gpu", "no"]
-        command += ["--folder", str(self._folder / node), "--grace", "20s"]
+        command += ["--folder", str(self._folder / node), "--grace", "1s"]  # at the end, when everything has been answered
         with open(self._folder / f"{node}.log", "ab") as log:
             self._processes[node] = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 

@@ -94,5 +94,10 @@ def show_bytes(count: float) -> str:
     return f"{_three_digits(count)}GiB"
 
 
+def show_count(count: int, noun: str) -> str:
+    """`1 call`, `2 calls`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def _three_digits(value: float) -> str:
     return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"

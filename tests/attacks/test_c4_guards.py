@@ -12,13 +12,13 @@ import pytest
 
 from lamina.core.actions import Load, StartBatch
 from lamina.core.events import CallArrived, Tick
-from lamina.drivers.timer import Timer, clock_us
 from lamina.durable.loader import RunLoader
 from lamina.gateway.bootstrap import Gateway
 from lamina.gateway.ingress.messages import ClientGone, IngressMessages
 from lamina.gateway.ingress.session import IngressSession
 from lamina.gateway.ingress.throttle import HostThrottle
 from lamina.ipc.child_process import ChildProcess
+from lamina.ipc.event_loop import Timer, clock_us
 from lamina.server.grpc import GrpcServer
 from lamina.server.http1 import HttpConnection
 from lamina.store.callbacks import CallbackQueue

@@ -34,8 +34,8 @@ from lamina.gateway.routes.codec_pool import (
     is_heavy_request,
     is_heavy_result,
 )
+from lamina.ipc.event_loop import ImmediateWriter
 from lamina.ipc.framing import FrameError
-from lamina.ipc.immediate_writer import ImmediateWriter
 from lamina.sdk.binding import Param
 from lamina.sdk.tensors import Port, Signature, Tensor
 from lamina.server.exchange import Exchange, HttpRequest

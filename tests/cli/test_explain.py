@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from lamina.cli import explain, root
 from lamina.core.eventlog import EventLogWriter
+from lamina.core.events import CallRecovered
+from lamina.core.flight_recorder import EndRecord, call_history, records_of
 from lamina.errors import BadValue
 from lamina.sim import scenario
 from lamina.sim.run import run
+from lamina.types import Call
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,3 +98,16 @@ def test_a_batch_that_waited_says_which_rule_delayed_it(log: Path):
     steps = [step for call in calls if call for step in explain.history_in_log(call["id"], log)["steps"]]
     delays = {step["delay"].partition(":")[0] for step in steps if step["delay"]}
     assert delays and delays <= {"batching", "no slot", "blocking rule", "no instance of the function was ready"}
+
+
+def test_a_run_without_a_deadline_that_was_taken_up_is_timed_from_its_arrival(capsys: pytest.CaptureFixture[str]):
+    """It arrived eleven seconds before this server replayed it."""
+    call = Call("r1", "f", arrived_us=-11_000_000)
+    records = [*records_of(500_000, CallRecovered(call), []), EndRecord(600_000, "r1", "in time", latency_us=11_600_000)]
+    told = call_history("r1", records)
+    step = {"step": "f", "jobs": 1, "decided_ms": 550.0, "batch": 1, "slice": "cpu0/0", "cores": 0, "predicted_ms": 0.0}
+    told["steps"] = [step | {"behind_batch": None, "why": None, "delay": None, "took_ms": 0.3}]
+    explain._print(told, Console(width=120))
+    said = capsys.readouterr().out
+    assert "f after 11.6 s: batch of 1 on cpu0/0; took 0.30 ms" in said
+    assert "answered, 11.6 s after it arrived" in said

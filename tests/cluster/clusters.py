@@ -22,6 +22,7 @@ from lamina.cluster.cluster_engine import ClusterEngine
 from lamina.cluster.credentials import JoinToken, TlsFiles
 from lamina.cluster.launchers import Launcher
 from lamina.cluster.node_pools import NodePool
+from lamina.core.controller import HANG_FLOOR_US
 from lamina.gateway.bootstrap import Gateway, ListenConfig, open_gateway
 from lamina.gateway.deploy.app_package import pack_around
 
@@ -123,6 +124,7 @@ async def cluster(
     host: str = "127.0.0.1",
     port: int = 0,
     pools: tuple[tuple[Launcher, NodePool], ...] = (),
+    hang_floor_us: int = HANG_FLOOR_US,
 ) -> AsyncIterator[TestCluster]:
     listen = ListenForAgents(
         host=host, port=port, token=token if isinstance(token, JoinToken) else JoinToken(token.encode()), tls=tls
@@ -130,6 +132,7 @@ async def cluster(
     runtime = open_local(
         str(app),
         policy=policies.build(policy),
+        hang_floor_us=hang_floor_us,
         cluster=ClusterOptions(listen=listen, pack=pack_around, local_devices=local, pools=pools),
     )
     gateway = await open_gateway(runtime, ListenConfig(ingress=ingress))

@@ -247,3 +247,50 @@ def test_a_node_that_was_cut_off_while_it_was_being_drained_leaves_all_the_same(
         await asyncio.to_thread(made.agents["one"].process.wait, 30)
         assert [(await call).status for call in calls] == [200, 200]
         assert set(on(made, "where").values()) == {"two"}
+
+
+def is_busy(made: TestCluster, function: str) -> bool:
+    """Whether an instance of it is at work for a leader that is gone."""
+    return any(not one.jobs for one in made.gateway.driver.controller.state.batches.values() if one.instance.function == function)
+
+
+async def cut_off_at_work(made: TestCluster, seconds: float) -> None:
+    """A call is at work on the node when the link is cut, and its client has left."""
+    state = made.gateway.driver.controller.state
+    call = asyncio.create_task(ask(made, "functions/where", seconds))
+    await made.until(lambda: bool(state.batches))
+    call.cancel()
+    await made.until(lambda: not state.runs)
+    made.engine.nodes["one"]._link.close("cut")
+    await made.until(lambda: made.phase("one") == "live" and is_busy(made, "where"))
+
+
+def test_calls_after_a_cut_do_not_wait_for_what_was_begun_before_it(app: Path, tmp_path: Path):
+    """It runs on for as long as it takes; its instance is busy until then, and the other one takes the calls."""
+
+    @with_nodes(app, tmp_path, "one")
+    async def work(made: TestCluster) -> None:
+        await made.until(lambda: len(on(made, "where")) == 2)
+        await ask(made, "functions/where", 0)
+        await cut_off_at_work(made, 3)
+        began_s = time.monotonic()
+        answers = await asyncio.gather(*(ask(made, "functions/where", 0) for _ in range(8)))
+        assert {answer.status for answer in answers} == {200} and is_busy(made, "where")
+        assert len({answer.json for answer in answers}) == 1 and time.monotonic() - began_s < 2
+        await made.until(lambda: not is_busy(made, "where"))
+        assert len(on(made, "where")) == 2  # it was in no call's way
+
+
+def test_what_keeps_calls_waiting_after_a_cut_is_ended_and_its_instance_replaced(app: Path, tmp_path: Path):
+    """The only instance there may be is at work, for far longer than a load takes."""
+    app.write_text(app.read_text().replace("lamina.Scale(min=2, max=4)", "lamina.Scale(min=1, max=1)", 1))
+
+    @with_nodes(app, tmp_path, "one")
+    async def work(made: TestCluster) -> None:
+        await made.until(lambda: len(on(made, "where")) == 1)
+        await ask(made, "functions/where", 0)
+        await cut_off_at_work(made, 60)
+        began_s = time.monotonic()
+        answer = await ask(made, "functions/where", 0)
+        assert answer.status == 200 and time.monotonic() - began_s < 5, time.monotonic() - began_s
+        await made.until(lambda: not is_busy(made, "where"))

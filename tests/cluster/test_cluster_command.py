@@ -170,7 +170,7 @@ def test_a_device_that_the_policy_asks_for_is_a_machine_that_joins_and_one_given
     program.write_text(
         f"""#!/bin/sh
 if [ "$1" = want ] && [ ! -e "$HOME/pid" ]; then
-  setsid {sys.executable} -m lamina agent --join "$LAMINA_JOIN" --name vm-0 --gpu no > "$HOME/log" 2>&1 < /dev/null &
+  setsid {sys.executable} -m lamina agent --join "$LAMINA_JOIN" --name vm-0 --gpu no --grace 2s > "$HOME/log" 2>&1 < /dev/null &
   echo $! > "$HOME/pid"
 elif [ "$1" = release ]; then
   kill "$(cat "$HOME/pid")"

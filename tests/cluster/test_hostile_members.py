@@ -22,19 +22,25 @@ from lamina.cluster.messages import (
     PROTOCOL,
     Beat,
     BeatHello,
+    BusyInstance,
     Challenge,
     ChunkOnNode,
+    CommitAnswer,
     CommitState,
     DoneOnNode,
+    FailedOnNode,
     HeartbeatOnNode,
     Hello,
     JoinRefused,
     LoadedInstance,
     LoadOnNode,
+    PausedOnNode,
     ReadState,
     ReadyOnNode,
     ReportOnNode,
     RunOnNode,
+    SegmentedOnNode,
+    WatchOnNode,
     Welcome,
     to_agent_reader,
 )
@@ -237,6 +243,40 @@ def test_a_node_that_falls_silent_while_it_is_brought_in_gets_nothing(app: Path,
             devices = made.gateway.driver.controller.state.devices
             await made.until(lambda: bool(devices))
             assert [device.is_suspended for device in devices.values()] == [True]
+            liar.close()
+
+    run(work, 60)
+
+
+@pytest.mark.live
+def test_what_an_agent_says_of_its_busy_instances_is_not_believed_beyond_its_devices(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def is_current(engine: ClusterEngine, loaded: object) -> bool:
+        return True
+
+    monkeypatch.setattr(ClusterEngine, "_is_current", is_current)
+
+    async def work() -> None:
+        async with cluster(app, tmp_path) as made:
+            state = made.gateway.driver.controller.state
+            version = state.functions["echo"].spec.version
+            liar = Liar(made.port, "liar")
+            busy = [BusyInstance(b"\xff" * 9, 2**60, 2**60, 2**60), BusyInstance(0, 5, 5), BusyInstance(2, 2**60, 0, 7)]
+            where = (DEVICE.id, version, "0" * 64, 0, 1.0)
+            liar.loaded = [LoadedInstance(f"n{number}", "echo", *where, one) for number, one in enumerate(busy)]
+            assert isinstance(await liar.join(), Welcome)
+            watch = await liar.wait_for(WatchOnNode)
+            assert isinstance(watch, WatchOnNode)
+            (batch,) = state.batches.values()
+            assert batch.id == watch.batch_id and batch.mask == 2 and not batch.cores
+            liar.say(DoneOnNode(batch.id, 5, []), CommitState(1, batch.id, 5, [], []), FailedOnNode(batch.id + 1, "abandoned"))
+            liar.say(PausedOnNode(batch.id, 3, 5), SegmentedOnNode("none", 5))
+            await liar.wait_for(CommitAnswer)
+            assert state.batches == {batch.id: batch}
+            liar.say(FailedOnNode(batch.id, "abandoned"))
+            await made.until(lambda: not state.batches)
+            state.check()
             liar.close()
 
     run(work, 60)

@@ -7,6 +7,8 @@ must end soon.
 With `segments`, batches of functions without an SLO give way to others once their instance has been said to run in segments;
 which functions have an SLO changes with every deployment.
 
+With `adopts`, instances are found that were loaded under another controller, some of them still at work for it.
+
 With `clients`, calls have all that a client may send with them: a tenant, a priority, a limit of cost, and the wish to survive
 a restart. With `restarts`, the controller is lost at any moment, and another begins with what was on disk.
 """
@@ -47,7 +49,7 @@ from lamina.types import (
 )
 from tests.core import chaos_policy
 from tests.core.chaos_flows import GUARDED_FLOWS
-from tests.core.ledger import Ledger
+from tests.core.ledger import Ledger, Loaded
 
 CALM_US = 10**9
 """The bad times end here; events before it come earlier, however long they last."""
@@ -182,6 +184,7 @@ class Chaos:
     clients: bool = False  #: calls have tenants, priorities, limits of cost, and may be durable
     restarts: bool = False  #: the controller may be lost
     segments: bool = False  #: batches of functions without an SLO come to give way to others
+    adopts: bool = False  #: devices bring instances along
     rng: random.Random = field(init=False)
     log: list[tuple[int, ev.Event]] = field(default_factory=list)
     said: list[list[do.Action]] = field(default_factory=list)
@@ -315,6 +318,8 @@ class Chaos:
             usual |= {self.write: 4, self.set_limits: 1}
         if self.segments:
             usual |= {self.cut: 2}
+        if self.adopts:
+            usual |= {self.find: 2}
         if self.restarts:
             wrong |= {self.restart: 2}
         happens = wrong if self.rng.random() < self.faults else usual
@@ -371,6 +376,10 @@ class Chaos:
 
     def finish_one(self, batch_id: int, clean: bool = False) -> None:
         jobs = self.ledger.batches[batch_id].action.jobs
+        if not jobs:  # what was abandoned has no results
+            self.ended.append(batch_id)
+            self.tell(ev.BatchFailed(batch_id, "abandoned"))
+            return
         outcomes: tuple[ev.JobOutcome, ...] = ()
         if not clean and self.rng.random() < 0.2:
             names = ("", "Boom", "Other", "States.Timeout")
@@ -395,9 +404,30 @@ class Chaos:
         coming = [loaded.id for loaded in self.ledger.instances.values() if not loaded.ready]
         if coming:
             name = self.rng.choice(coming)
-            self.tell(ev.InstanceReady(name, self.rng.choice((0, 5_000))))
+            abandoned = self.a_batch_left() if name in self.ledger.adopted else None
+            self.tell(ev.InstanceReady(name, self.rng.choice((0, 5_000)), abandoned=abandoned))
             if self.segments and self.rng.random() < 0.7:  # while the function was loaded somewhere else, say
                 self.tell(ev.InstanceSegmented(name, 1_000))
+
+    def find(self) -> None:
+        """A device had an instance loaded when it joined; of use or not."""
+        if not self.ledger.devices:
+            return
+        rng, device = self.rng, self.rng.choice(list(self.ledger.devices.values()))
+        name = rng.choice(list(self.ledger.functions))
+        spec = self.ledger.functions[name]
+        has_home = spec.home or not device.limits.per_batch
+        mask = ((1 << spec.units_on(device)) - 1) << rng.choice((0, 0, 2)) if has_home else 0
+        self.ledger.instances["found"] = Loaded("found", name, device.id, 0)  # until it is adopted, or unloaded
+        actions = self.tell(ev.InstanceFound("found", device.id, name, mask=mask))
+        assert self.ledger.instances.pop("found", None) is None or any(isinstance(one, do.Load) and one.adopts for one in actions)
+
+    def a_batch_left(self) -> ev.AbandonedBatch | None:
+        """What an instance may still be at, or say to be."""
+        rng = self.rng
+        mask = rng.choice((0, 1, 2, 3, 5, 15, 2**70))
+        times = rng.choice((0, 900, 40_000)), rng.choice((0, 2_000, 10**12))
+        return ev.AbandonedBatch(mask, *times, rng.choice((0, 1, 99))) if rng.random() < 0.7 else None
 
     def cut(self) -> None:
         """Graphs of an instance have been cut, or a batch has come to the end of a segment. An executor may say so of what has
@@ -451,7 +481,8 @@ class Chaos:
     def beat(self) -> None:
         """A heartbeat: of a job that runs, or of one that is not waited for."""
         if running := self.running():
-            job = self.rng.choice(self.ledger.batches[self.rng.choice(running)].action.jobs)
+            jobs = self.ledger.batches[self.rng.choice(running)].action.jobs
+            job = self.rng.choice(jobs or (do.JobRef(0, "never", 0, ""),))
             self.tell(ev.Heartbeat(job.call_id, job.id))
 
     def wait(self) -> None:
@@ -656,8 +687,9 @@ def play(
     clients: bool = False,
     restarts: bool = False,
     segments: bool = False,
+    adopts: bool = False,
 ) -> Chaos:
-    world = Chaos(seed, policy, faults, late_ticks, crowd, watched, clients, restarts, segments)
+    world = Chaos(seed, policy, faults, late_ticks, crowd, watched, clients, restarts, segments, adopts)
     for _ in range(steps):
         world.step()
     return world
@@ -684,6 +716,14 @@ def preempting_world_of(seed: int) -> dict[str, Any]:
     rng = random.Random(f"preempting/{seed}")
     usual = ("fifo", "edf", "frontier", "chaos-arrival", "chaos-due")
     return world_of(seed) | {"segments": True} | ({"policy": rng.choice(usual)} if rng.random() < 0.8 else {})
+
+
+def adopting_world_of(seed: int) -> dict[str, Any]:
+    """Likewise, where instances are found that were loaded, and are at work, under another controller. With policies of servers:
+    the published ones keep books of their own, and run in the simulator alone."""
+    rng = random.Random(f"adopting/{seed}")
+    policy = rng.choice(("fifo", "edf", "frontier", "chaos-arrival", "chaos-due"))
+    return world_of(seed) | {"adopts": True, "policy": policy, "segments": rng.random() < 0.3, "faults": rng.choice((0.15, 0.3))}
 
 
 MAX_TICKS = 2_000

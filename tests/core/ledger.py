@@ -48,6 +48,7 @@ class Ledger:
     endings: list[do.Reply | do.FailCall | do.Reject] = field(default_factory=list)
     dropped: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)  #: jobs that have had their outcome
+    adopted: set[str] = field(default_factory=set)  #: instances that had been loaded before
     ticks: list[int] = field(default_factory=list)  #: asked for, not delivered
     journal: deque[do.AppendJournal] = field(default_factory=deque)  #: entries on their way to the disk
 
@@ -57,7 +58,7 @@ class Ledger:
         match event:
             case ev.BatchFinished():
                 lease = self.batches.get(event.batch_id)
-                if lease is not None:  # booked or begun: what has run has run
+                if lease is not None and lease.action.jobs:  # booked or begun: what has run has run, unless it was abandoned
                     jobs = lease.action.jobs
                     told = event.outcomes if len(event.outcomes) == len(jobs) else (ev.JobOutcome(),) * len(jobs)
                     self.done |= {job.id for job, one in zip(jobs, told, strict=True) if not (one.is_stale or one.lost)}
@@ -154,6 +155,8 @@ class Ledger:
     def _load(self, action: do.Load) -> None:
         spec, device = self.functions[action.function], self.devices[action.device]
         assert action.instance not in self.instances, "one name for two instances"
+        if action.adopts:
+            self.adopted.add(action.instance)
         assert spec.fits_family(device.family), f"{spec.name} cannot be on a {device.family}"
         self.instances[action.instance] = Loaded(
             action.instance, spec.name, device.id, spec.memory_mib, action.mask, action.quota, spec.lend
@@ -207,7 +210,9 @@ class Ledger:
 
     def _check_jobs(self, now_us: int, action: do.StartBatch) -> None:
         ids = [job.id for job in action.jobs]
-        assert ids, "an empty batch"
+        if not ids:  # its device has begun it for another controller
+            assert action.instance in self.adopted and not action.behind, "an empty batch"
+            return
         assert len(set(ids)) == len(ids), "a job twice in one batch"
         assert len(ids) <= self.functions[action.function].max_batch, "more than one batch takes"
         elsewhere = {job.id for lease in self.batches.values() for job in lease.action.jobs}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from lamina import policies
-from lamina.core.actions import Action, Load, StartBatch, Unload
+from lamina.core.actions import Action, Kill, Load, StartBatch, Unload
 from lamina.core.controller import Controller
 from lamina.core.events import (
+    AbandonedBatch,
+    BatchFailed,
     BatchFinished,
     CallArrived,
     Deployed,
@@ -350,3 +352,120 @@ def test_an_old_version_serves_on_where_no_machine_takes_the_new_one():
     world.join("b")
     assert _until_quiet(world) == ["b.cpu"]
     assert [unload.instance for unload in world.taken(Unload)] == [old.instance]
+
+
+def adopted_busy(predicted_us: int, ran_us: int, load_us: int = 300_000, *, idempotent: bool = True) -> tuple[World, StartBatch]:
+    """An instance is found that is at work for the leader before."""
+    world = World(min_instances=0, max_instances=1, idempotent=idempotent)
+    world.now_us = 10_000_000
+    world.controller.predictor.observe_load("f", "cpu", load_us)
+    world.join("a")
+    world.post(InstanceFound("a:f-7", "a.cpu", "f"))
+    (load,) = world.taken(Load)
+    world.post(InstanceReady(load.instance, abandoned=AbandonedBatch(1, predicted_us, ran_us)))
+    (batch,) = world.taken(StartBatch)
+    assert batch.instance == load.instance and batch.mask == 1 and not batch.jobs
+    return world, batch
+
+
+def tick(world: World, after_us: int) -> list[str]:
+    """Instances that are killed when so much time has passed."""
+    world.now_us += after_us
+    world.post(Tick())
+    return [kill.instance for kill in world.taken(Kill)]
+
+
+def test_an_adopted_instance_that_is_at_work_is_busy_until_that_has_ended():
+    world, batch = adopted_busy(2_000_000, 500_000)
+    (booked,) = world.controller.state.batches.values()
+    assert 1_400_000 < booked.expected_end_us - world.now_us <= 1_500_000
+    world.call("one")
+    assert world.taken(StartBatch) == []
+    world.post(BatchFailed(batch.batch_id, "abandoned"))
+    assert [one.instance for one in world.taken(StartBatch)] == [batch.instance]
+    assert not world.taken(Kill)
+
+
+def test_another_instance_takes_the_calls_meanwhile():
+    world, _ = adopted_busy(2_000_000, 500_000)
+    world.post(Deployed((FunctionSpec(name="f", scale=ScaleSpec(max=2), max_batch=4),)))
+    world.join("b")
+    tick(world, 800_000)
+    assert world.taken(Load) == []  # none waits
+    world.call("one")
+    tick(world, 200_000)
+    (load,) = world.ready()
+    assert load.device == "b.cpu"
+    assert [one.instance for one in world.taken(StartBatch)] == [load.instance]
+
+
+def test_what_is_abandoned_is_ended_when_it_keeps_calls_waiting_for_longer_than_a_load_takes():
+    world, batch = adopted_busy(2_000_000, 1_500_000)
+    assert tick(world, 2_000_000) == []  # it is late, and in the way of none
+    world.call("one")
+    assert tick(world, 1_000_000) == [batch.instance]
+    world.post(InstanceLost(batch.instance, "abandoned"))
+    (load,) = world.ready()
+    assert [one.instance for one in world.taken(StartBatch)] == [load.instance]
+
+
+def test_what_is_abandoned_is_waited_for_as_long_as_a_load_takes():
+    world, batch = adopted_busy(2_000_000, 1_500_000, load_us=3_000_000)
+    world.call("one")
+    assert [tick(world, 1_000_000) for _ in range(3)] == [[], [], []]
+    assert tick(world, 1_000_000) == [batch.instance]
+
+
+def test_what_is_abandoned_and_expected_to_take_far_longer_than_a_load_is_ended_when_calls_have_waited_for_that():
+    world, batch = adopted_busy(60_000_000, 1_000_000, load_us=1_500_000)
+    assert tick(world, 3_000_000) == []
+    world.call("one")
+    assert [tick(world, 1_000_000) for _ in range(2)] == [[], [batch.instance]]
+
+
+def test_what_is_abandoned_is_ended_for_the_calls_of_another_function_that_has_no_other_units():
+    world, batch = adopted_busy(60_000_000, 1_000_000)
+    world.post(Deployed((FunctionSpec(name="g", scale=ScaleSpec(max=1)),)))
+    world.post(InstanceFound("a:g-1", "a.cpu", "g"))
+    world.ready()
+    world.post(CallArrived(Call("one", "g", world.now_us)))
+    assert world.taken(StartBatch) == [] and tick(world, 1_000_000) == [batch.instance]
+    world.post(InstanceLost(batch.instance, "abandoned"))
+    assert [one.function for one in world.taken(StartBatch)] == ["g"]
+
+
+def test_what_must_not_run_twice_and_is_abandoned_ends_by_itself_or_hangs():
+    world, batch = adopted_busy(2_000_000, 1_500_000, idempotent=False)
+    world.call("one")
+    assert [tick(world, 1_000_000) for _ in range(7)] == [[]] * 7
+    assert [tick(world, 1_000_000) for _ in range(2)] == [[], [batch.instance]]  # after five times its time
+
+
+def test_what_is_abandoned_leaves_its_device_with_its_instance():
+    world, batch = adopted_busy(2_000_000, 1_500_000)
+    world.post(InstanceLost(batch.instance))
+    assert not world.controller.state.batches and not world.controller.state.devices["a.cpu"].busy
+    world, _ = adopted_busy(2_000_000, 1_500_000)
+    world.post(DeviceLost("a.cpu", blames=False))
+    assert not world.controller.state.batches
+
+
+def test_a_draining_instance_is_not_kept_by_what_is_abandoned():
+    world, batch = adopted_busy(2_000_000, 1_500_000)
+    world.join("b")
+    world.post(DeviceDraining("a.cpu"))
+    world.ready()
+    assert tick(world, 1_000_000) + tick(world, 1_000_000) == [batch.instance]
+    world.post(InstanceLost(batch.instance, "abandoned"))
+    assert not world.controller.state.devices["a.cpu"].instances
+
+
+def test_units_that_another_batch_has_by_now_are_not_leased_twice():
+    world, _ = adopted_busy(2_000_000, 500_000)
+    world.post(Deployed((FunctionSpec(name="g"),)))
+    world.post(InstanceFound("a:g-1", "a.cpu", "g"))
+    (load,) = world.taken(Load)
+    world.post(InstanceReady(load.instance, abandoned=AbandonedBatch(1, 1_000, 0)))
+    assert world.taken(StartBatch) == [] and len(world.controller.state.batches) == 1
+    world.post(InstanceReady(load.instance, abandoned=AbandonedBatch(2**70, 1_000, 0)))  # nor what is no slice
+    assert len(world.controller.state.batches) == 1

@@ -18,7 +18,14 @@ from hypothesis import strategies as st
 
 from lamina.core import actions as do
 from lamina.core import events as ev
-from tests.core.chaos import POLICIES, Chaos, ends_in_quiet_with_one_ending_for_each_call, play, preempting_world_of
+from tests.core.chaos import (
+    POLICIES,
+    Chaos,
+    adopting_world_of,
+    ends_in_quiet_with_one_ending_for_each_call,
+    play,
+    preempting_world_of,
+)
 
 worlds = st.fixed_dictionaries(
     {
@@ -64,6 +71,21 @@ def test_the_first_orders_of_events_keep_every_invariant_where_batches_give_way_
     started = [action for world in said for actions in world for action in actions if isinstance(action, do.StartBatch)]
     assert any(batch.gives_way for batch in started), "no batch has given way in any of these worlds"
     assert any(batch.overlaps and not batch.gives_way for batch in started), "and none has made another do so"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 1000, 100))
+def test_every_order_of_events_keeps_every_invariant_where_instances_are_adopted_at_work(first):
+    """`python -m tests.soak adopting SEED` repeats one."""
+    for seed in range(first, first + 100):
+        ends_in_quiet_with_one_ending_for_each_call(seed, adopting_world_of)
+
+
+def test_the_first_orders_of_events_keep_every_invariant_where_instances_are_adopted_at_work_too():
+    said = [ends_in_quiet_with_one_ending_for_each_call(seed, adopting_world_of).said for seed in range(40)]
+    told = [action for world in said for actions in world for action in actions]
+    assert any(isinstance(one, do.StartBatch) and not one.jobs for one in told), "no abandoned batch in any of these worlds"
+    assert any(isinstance(one, do.Kill) and one.reason == "abandoned" for one in told), "and none was in the way"
 
 
 @pytest.mark.parametrize("seed", [2, 8, 19, 22, 44, 56, 115, 124, 128, 3085])

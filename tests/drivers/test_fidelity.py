@@ -14,9 +14,9 @@ from lamina.core.controller import Controller
 from lamina.core.events import Deployed
 from lamina.drivers.driver import Ending
 from lamina.drivers.realtime import RealtimeDriver
-from lamina.drivers.timer import Timer, clock_us
 from lamina.drivers.virtual import simulate
 from lamina.engines.emulated import EmulatedEngine, EmulatedValues
+from lamina.ipc.event_loop import Timer, clock_us
 from lamina.predict.profile_table import ProfileTable
 from lamina.sim.executor import SimulatedExecutor
 from lamina.sim.hardware_model import HardwareModel

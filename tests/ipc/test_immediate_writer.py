@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from lamina.ipc.immediate_writer import ImmediateWriter
+from lamina.ipc.event_loop import ImmediateWriter
 from lamina.server.http1 import event_loop_factory
 
 pytestmark = pytest.mark.live

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import socket
@@ -12,12 +13,13 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from lamina.cli.load import command
 from lamina.errors import BadValue, Unreachable
 from lamina.load.generator import run, run_load
 from lamina.load.load_plan import LoadPlan, parse_stages
-from lamina.load.report import html_report
+from lamina.load.report import html_report, live_view
 from lamina.load.results import LoadResult, LoadTally, SecondStats
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
@@ -199,3 +201,16 @@ def test_a_run_that_is_stopped_says_what_it_saw() -> None:
     assert result.stopped
     assert 1 <= result.seconds < 60
     assert result.offered >= 40
+
+
+def test_a_run_that_is_over_shows_no_last_second() -> None:
+    """Nothing is offered in it: its figures would stand above those of the whole run."""
+    seconds = [SecondStats(0, offered=50, in_time=50, p99_ms=3.0), SecondStats(1, in_time=1, p50_ms=9.0, p99_ms=9.0)]
+
+    def shown(*, is_over: bool) -> str:
+        console = Console(width=80, record=True, file=io.StringIO())
+        console.print(live_view(seconds, 20.0, is_over=is_over))
+        return console.export_text()
+
+    assert "offered 0/s" in shown(is_over=False)
+    assert "offered" not in shown(is_over=True) and "calls/s" in shown(is_over=True)

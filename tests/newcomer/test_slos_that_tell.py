@@ -189,7 +189,7 @@ def test_refusals_are_logged_in_one_line_per_target_with_their_reasons(caplog: p
         log.poll()
     assert [record.getMessage() for record in caplog.records] == [
         "nude: refused 611 calls: 609 deadline, 2 queue-full; 43ms could be met",
-        "nude: refused 1 calls: 1 deadline; 43ms could be met",
+        "nude: refused 1 call: 1 deadline; 43ms could be met",
     ]
 
 

@@ -21,16 +21,16 @@ from lamina.planner.cost_to_go import CostToGo
 from lamina.planner.frontier import point
 from lamina.policies.frontier.backlog import BacklogModel
 from lamina.policies.frontier.batch_planner import NextBatch, cheaper_upcoming_slots, select_batch
-from lamina.policies.frontier.candidate_slots import CandidateSlot, free_candidates, upcoming_candidates
-from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, ConfigTables, DeviceKinds
-from lamina.policies.frontier.optimizer import (
+from lamina.policies.frontier.candidate_slots import (
     MAX_WAIT_BATCHES,
-    ConfigOptimizer,
+    CandidateSlot,
     WaitBudget,
-    allowed_configs,
     cheapest_slot,
-    least_busy,
+    free_candidates,
+    upcoming_candidates,
 )
+from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, ConfigTables, DeviceKinds
+from lamina.policies.frontier.optimizer import StepOptimizer, allowed_configs, least_busy
 from lamina.policies.frontier.workflow_plans import PlanCache, StepPlan
 from lamina.types import Call, DeviceSpec, FunctionSpec, SliceLimits, Slo
 from tests.script import Known
@@ -230,7 +230,7 @@ def test_on_a_full_device_more_time_is_kept_for_the_steps_to_come(busy: int, uni
         table := a_table(device, (1, 2)), [BatchConfig(1.0, 10 * MS, 1, 1, 0), BatchConfig(2.0, 5 * MS, 1, 2, 0)], after_ms=87
     )
     slot = a_slot(device, table)._replace(units=2)
-    decision = ConfigOptimizer(spare=0.0, patience=0.8).for_step(0, [slot], 1, 100 * MS, 100 * MS, None, plan)
+    decision = StepOptimizer(spare=0.0).for_step(0, [slot], 1, 100 * MS, 100 * MS, None, plan)
     assert decision.config is not None
     assert decision.config.units == units
 
@@ -243,7 +243,7 @@ def test_on_a_full_device_less_of_the_goal_is_spent_on_waiting_for_company(busy:
         device.lease(1, busy)
     plan = a_plan(table := a_table(device), [BatchConfig(2.0, 10 * MS, 1, 1, 0), BatchConfig(1.0, 10 * MS, 2, 1, 0)])
     waiting = WaitBudget(gap_us=60.0 * MS, slo_us=100 * MS, impatience=0.2, since_us=0)
-    decision = ConfigOptimizer(spare=0.0, patience=0.8).for_step(0, [a_slot(device, table)], 1, 100 * MS, 100 * MS, waiting, plan)
+    decision = StepOptimizer(spare=0.0).for_step(0, [a_slot(device, table)], 1, 100 * MS, 100 * MS, waiting, plan)
     assert (decision.until_us > 0) is waits
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from lamina.core.workflow.flow import Each, Flow, Task
 from lamina.policies import frontier
-from lamina.policies.frontier.batch_planner import RunFeasibility
 from lamina.policies.frontier.config_table import ConfigTables
+from lamina.policies.frontier.run_feasibility import RunFeasibility
 from lamina.types import DeviceSpec, ScaleSpec, Slo
 from tests.script import Script, a_function
 

@@ -94,6 +94,12 @@ def test_an_unknown_app_lists_the_known(tmp_path: Path):
         load_app(written(tmp_path, ONE) + ":nope")
 
 
+def test_a_function_in_place_of_an_app_is_told_where_it_belongs(tmp_path: Path):
+    file = written(tmp_path, ONE + "@app.function()\ndef shout(x): return x\n")
+    with pytest.raises(BadValue, match=r"shout is no app but .* lamina run .*my_app.py shout"):
+        load_app(f"{file}:shout")
+
+
 def test_an_error_of_the_file_comes_with_the_users_frames_only(tmp_path: Path):
     file = written(tmp_path, "def broken():\n    raise RuntimeError('bad day')\nbroken()\n")
     with pytest.raises(LoadFailed, match="cannot be imported: RuntimeError: bad day") as caught:

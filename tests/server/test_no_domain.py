@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SERVER = Path(__file__).parents[2] / "src" / "lamina" / "server"
-ALLOWED = ("lamina.server", "lamina.errors", "lamina.units", "lamina.ipc.immediate_writer")
+ALLOWED = ("lamina.server", "lamina.errors", "lamina.units", "lamina.ipc.event_loop")
 
 
 @pytest.mark.parametrize("path", sorted(SERVER.rglob("*.py")), ids=lambda path: str(path.relative_to(SERVER)))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lamina import plugins
-from lamina.core.actions import Action, Reply
-from lamina.core.events import CallArrived, Event
+from lamina.core.actions import Action, Reply, StartBatch
+from lamina.core.events import BatchFinished, CallArrived, Event
 from lamina.sim.run import run
 from lamina.sim.scenario import parse
 
@@ -105,3 +105,71 @@ def test_a_flood_without_any_quota_costs_a_quiet_tenant_none_of_its_calls(policy
     alone, _ = quiet_times(policy, 1, 0)
     flooded, _ = quiet_times(policy, 4_800, 0)
     assert len(flooded) >= 0.995 * len(alone)
+
+
+LONG_WORK = """
+[scenario]
+name = "long"
+duration = "60s"
+seed = 1
+policy = "{policy}"
+
+[[device]]
+kind = "h200"
+
+[[function]]
+name = "short"
+share = 1
+scale = {{ min = 1, max = 1 }}
+segment = "1ms"
+[function.profile.h200]
+batch     = [1]
+p50_ms.15 = [200]
+
+[[function]]
+name = "long"
+share = 1
+scale = {{ min = 1, max = 1 }}
+segment = "1ms"
+[function.profile.h200]
+batch     = [1]
+p50_ms.15 = [800]
+
+[[tenant]]
+name = "a"
+weight = 1
+
+[[tenant]]
+name = "b"
+weight = 3
+
+[[load]]
+target = "short"
+shape = "closed"
+clients = 3
+tenant = "a"
+
+[[load]]
+target = "long"
+shape = "closed"
+clients = 3
+tenant = "b"
+"""
+
+
+@pytest.mark.parametrize("policy", ["edf", "frontier"])
+def test_long_work_of_two_tenants_that_gives_way_shares_a_device_by_their_weights(policy: str) -> None:
+    """Batch by batch: neither has the other's units before its batch has ended."""
+    functions: dict[int, str] = {}
+    device_us = {"short": 0, "long": 0}
+
+    def watch(now_us: int, event: Event, actions: list[Action]) -> None:
+        if type(event) is BatchFinished:
+            device_us[functions[event.batch_id]] += event.device_us
+        for action in actions:
+            if type(action) is StartBatch:
+                assert action.gives_way and not action.overlaps
+                functions[action.batch_id] = action.function
+
+    run(parse(LONG_WORK.format(policy=policy), Path("long.toml")), watch=watch)
+    assert device_us["long"] / sum(device_us.values()) == pytest.approx(0.75, abs=0.02)

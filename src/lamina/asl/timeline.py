@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lamina.units import show_count
+
 MAX_LANES = 24
 _KINDS = ("step", "wait", "pause", "timeout")
 _COLOURS = {"queued": "#c5d0da", "ran": "#4a86c5", "failed": "#c4513a", "retried": "#e0a89c", "wait": "#b9a9dc"}
@@ -154,7 +156,7 @@ def _summary(events: list[Mapping[str, Any]], span_us: int) -> str:
     steps = [event for event in events if event["kind"] == "step"]
     end = next((event["state"] for event in events if event["kind"] == "ended"), "not over")
     failed = sum(not event.get("ok") for event in steps)
-    return f"{end} after {show_duration(span_us)}, {len(steps)} steps" + (f", {failed} failed" if failed else "")
+    return f"{end} after {show_duration(span_us)}, {show_count(len(steps), 'step')}" + (f", {failed} failed" if failed else "")
 
 
 def _label(text: str) -> str:

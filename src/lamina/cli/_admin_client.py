@@ -150,8 +150,9 @@ def _answer(method: str, path: str, url: str, body: bytes, headers: Mapping[str,
         answer = connection.getresponse()
     except (OSError, http.client.HTTPException) as error:
         connection.close()
+        why = getattr(error, "strerror", None) or error
         raise Unreachable(
-            f"no management at {url}: {error}", hint="start the server with --admin-port, or name it with --admin-url"
+            f"no management at {url}: {why}", hint="start the server with --admin-port, or name it with --admin-url"
         ) from None
     if answer.status != 200:
         with answer:

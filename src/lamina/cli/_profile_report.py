@@ -9,7 +9,7 @@ from typing import Any
 
 from lamina.cli._shared import console
 from lamina.predict.profile import Profile
-from lamina.units import show_bytes, show_us
+from lamina.units import show_bytes, show_count, show_us
 
 _COLOURS = ("#2563a8", "#d1652b", "#3a8f5a", "#8a4fa3", "#b8962e", "#4a9fb5", "#c04a6b", "#6b6b6b")
 _INK = "#333333"
@@ -39,7 +39,7 @@ def latencies(profile: Profile) -> None:
         title = f"{profile.function} on {profile.device}{beside}: {times}"
         turned = len(units) > max(8, len(batches))
         first, across, down = ("units", batches, units) if turned else ("batch", units, batches)
-        heads = [f"batch {batch}" for batch in batches] if turned else list(map(_units, units))
+        heads = [f"batch {batch}" for batch in batches] if turned else [show_count(unit, "unit") for unit in units]
         rows = [[_cell(points.get((column, row) if turned else (row, column))) for column in across] for row in down]
         for columns in _column_groups(heads, rows):
             made = table(first, *heads[columns], title=title)
@@ -73,10 +73,6 @@ def other_measurements(profile: Profile) -> list[str]:
     return lines
 
 
-def _units(count: int) -> str:
-    return f"{count} unit" if count == 1 else f"{count} units"
-
-
 def _cell(point: Any) -> str:
     """Cell of a latency table; a unit that both times share is written once, to save width."""
     if point is None:
@@ -105,7 +101,9 @@ def save(profile: Profile, path: Path) -> None:
         )
         colour = _COLOURS[place % len(_COLOURS)]
         batches = [p.batch for p in row]
-        axes.plot(batches, [p.p50_us / 1000 for p in row], marker="o", markersize=4, color=colour, label=_units(units))
+        axes.plot(
+            batches, [p.p50_us / 1000 for p in row], marker="o", markersize=4, color=colour, label=show_count(units, "unit")
+        )
         if any(p.p99_us for p in row):
             tails = [max(p.p50_us, p.p99_us) / 1000 for p in row]
             axes.fill_between(batches, [p.p50_us / 1000 for p in row], tails, color=colour, alpha=0.15, linewidth=0)

@@ -26,7 +26,7 @@ from lamina.cli._shared import policy_options
 from lamina.errors import BadValue, LaminaError, NotLeader
 from lamina.predict.device_presets import UNMEASURED
 from lamina.types import DeviceSpec, FunctionSpec
-from lamina.units import parse_bytes, show_bytes, show_us
+from lamina.units import parse_bytes, show_bytes, show_count, show_us
 
 if TYPE_CHECKING:
     from lamina.access.access_control import AccessControl
@@ -285,7 +285,7 @@ class _Server:
                 await admin.stop()
             left = await gateway.stop(grace_s)
         if left:
-            self._note(f"gave up {left} calls after {grace_s:g}s")
+            self._note(f"gave up {show_count(left, 'call')} after {grace_s:g}s")
         return RESTART if is_deposed else EXIT_BAD if self._is_refused else 0
 
     async def _drain(self, gateway: Gateway) -> None:
@@ -502,7 +502,7 @@ def introduce(gateway: Gateway, policy: str, label: str) -> None:
     click.echo(f"app {gateway.app.name}   policy {policy}   engine {label}")
     for device in gateway.driver.engine.devices:
         soft = ", soft slices" if device.limits.soft else ""
-        click.echo(f"  device    {device.id}: {device.units} units{soft}, {device.memory_mib} MiB")
+        click.echo(f"  device    {device.id}: {show_count(device.units, 'unit')}{soft}, {device.memory_mib} MiB")
     wish = [name for name, function in gateway.app.functions.items() if function.spec.gpu == "may"]
     if wish and all(device.family == "cpu" for device in gateway.driver.engine.devices):
         click.echo(f"  no GPU    on cores instead: {', '.join(wish)}; `lamina doctor` says what this machine has")

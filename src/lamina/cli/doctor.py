@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lamina.errors import LaminaError
-from lamina.units import show_us
+from lamina.units import show_count, show_us
 
 if TYPE_CHECKING:
     from lamina.sdk.function import Function
@@ -115,7 +115,8 @@ def _app(file: str) -> list[dict[str, Any]]:
 
     app = load_app(file)  # what is wrong with the file is an error of its own
     app.deployed()
-    checks = [_check("app", True, f"{app.name}: {len(app.functions)} functions, {len(app.workflows)} workflows")]
+    size = f"{show_count(len(app.functions), 'function')}, {show_count(len(app.workflows), 'workflow')}"
+    checks = [_check("app", True, f"{app.name}: {size}")]
     samples = samples_of(app, file)
     devices = [cpu_device()]
     measured: list[tuple[str, int, float]] = []

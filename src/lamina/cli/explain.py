@@ -64,19 +64,21 @@ def history_in_log(call_id: str, log_file: Path) -> dict[str, Any]:
 
 
 def _print(told: dict[str, Any], console: Console) -> None:
-    deadline = f"deadline after {told['goal_ms']:g} ms" if told["goal_ms"] is not None else "no deadline"
+    has_deadline = told["goal_ms"] is not None
+    deadline = f"deadline after {told['goal_ms']:g} ms" if has_deadline else "no deadline"
     arrived_ms = told["arrived_ms"]
     when = f"{told['age_ms'] / 1000:.1f} s ago" if "age_ms" in told else f"at {arrived_ms:.3f} ms"
     console.print(f"[bold]{told['call']}[/]  {told['target']}  arrived {when}  {deadline}", highlight=False)
     for step in told["steps"]:
         after_ms = step["decided_ms"] - arrived_ms
-        took = f", took {step['took_ms']:.2f}" if "took_ms" in step else ""
+        expected = f"{step['predicted_ms']:.2f} ms expected" if step["predicted_ms"] else ""
+        took = f"took {step['took_ms']:.2f} ms" if "took_ms" in step else ""
         behind = f", booked behind batch {step['behind_batch']}" if step["behind_batch"] else ""
         times = f" ({step['jobs']} jobs)" if step["jobs"] > 1 else ""
         cores = f" and {step['cores']} cores" if step["cores"] else ""
         where = f"batch of {step['batch']} on {step['slice']}{cores}{behind}"
-        time = f"{step['predicted_ms']:.2f} ms expected{took}"
-        console.print(f"\n[bold]{step['step']}[/]{times} after {after_ms:.2f} ms: {where}; {time}", highlight=False)
+        time = ", ".join(filter(None, (expected, took))) or "its time is unknown"
+        console.print(f"\n[bold]{step['step']}[/]{times} after {milliseconds(after_ms)}: {where}; {time}", highlight=False)
         if step["delay"]:
             console.print(f"  delayed by {step['delay']}", highlight=False)
         if step["why"]:
@@ -89,14 +91,15 @@ def _print(told: dict[str, Any], console: Console) -> None:
             console.print(f"\n[bold]{waiting['step']}[/] waits, {behind}{why}", highlight=False)
         console.print("\nnot ended yet" if "waiting" in told else "\nno end in this log", highlight=False)
         return
-    more = f", {end['latency_ms']:.2f} ms after it arrived, cost {end['cost']:.3g}" if "latency_ms" in end else ""
+    what = "answered" if end["what"] == "in time" and not has_deadline else end["what"]
+    more = f", {milliseconds(end['latency_ms'])} after it arrived, cost {end['cost']:.3g}" if "latency_ms" in end else ""
     if end.get("cold_ms"):
         more += f"; {end['cold_ms']:.0f} ms of it for a cold start"
     if end.get("retries"):
         more += f"; run {end['retries'] + 1} times"
     offer = f"; {end['offer_ms']:.2f} ms could be met" if end.get("offer_ms") else ""
     rule = f", rule: {end['why']['rule']}" if isinstance(end.get("why"), dict) and "rule" in end["why"] else ""
-    console.print(f"\n[bold]{end['what']}[/]{rule}{more}{offer}", highlight=False)
+    console.print(f"\n[bold]{what}[/]{rule}{more}{offer}", highlight=False)
     for sentence in explain_refusal(told):
         console.print(f"  {sentence}", highlight=False, markup=False)
     terms = time_terms(told)

@@ -121,7 +121,7 @@ def _watched(plan: Any) -> Any:
     slo_ms = plan.slo_us / 1000
     if not console.is_terminal:
         result = run_load(plan)
-        console.print(live_view(result.series, slo_ms))
+        console.print(live_view(result.series, slo_ms, is_over=True))
     else:
         with Live(live_view(seen, slo_ms), console=console, auto_refresh=False) as live:
 
@@ -130,6 +130,7 @@ def _watched(plan: Any) -> Any:
                 live.update(live_view(seen, slo_ms), refresh=True)
 
             result = run_load(plan, on_second)
+            live.update(live_view(seen, slo_ms, is_over=True), refresh=True)
     console.print(result_table(result))
     if result.failed:
         shown = ", ".join(f"{count} x {status}" for status, count in sorted(result.statuses.items()))

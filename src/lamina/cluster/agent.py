@@ -51,21 +51,32 @@ from lamina.cluster.messages import (
     ReportOnNode,
     ResizeOnNode,
     RunOnNode,
+    SegmentedOnNode,
     StateAnswer,
     UnloadOnNode,
     WantsToLeave,
+    WatchOnNode,
 )
 from lamina.cluster.node_batches import NodeBatches
 from lamina.cluster.node_values import LeaderState
 from lamina.cluster.packages import PackageStore
 from lamina.cluster.value_fetcher import ValueFetcher
 from lamina.core.actions import Kill, Load, Resize, Unload
-from lamina.core.events import BatchFailed, BatchFinished, Event, Heartbeat, InstanceLost, InstanceReady
+from lamina.core.events import (
+    BatchFailed,
+    BatchFinished,
+    BatchPaused,
+    Event,
+    Heartbeat,
+    InstanceLost,
+    InstanceReady,
+    InstanceSegmented,
+)
 from lamina.drivers.engine import Engine, EngineShared, TargetSource
-from lamina.drivers.timer import clock_us
 from lamina.engines.app_environments import AppEnvironments
 from lamina.engines.composite import CompositeEngine
 from lamina.errors import BadValue, LaminaError, LoadFailed
+from lamina.ipc.event_loop import clock_us
 from lamina.ipc.framing import FrameError, read_mask, wire_mask
 from lamina.sdk.model_bundle import PACKED
 from lamina.types import FunctionSpec
@@ -116,6 +127,7 @@ class _Instance:
     mask: int
     quota: float
     is_ready: bool = False
+    segment_us: int = 0  #: its batches can be paused after so long
 
 
 class Agent:
@@ -300,7 +312,10 @@ class Agent:
     def hello(self, token: bytes, challenge: bytes, nonce: bytes) -> Hello:
         config = self.config
         loaded = [
-            LoadedInstance(one.local, one.function, one.device, one.version, one.sha256, wire_mask(one.mask), one.quota)
+            LoadedInstance(
+                *(one.local, one.function, one.device, one.version, one.sha256, wire_mask(one.mask), one.quota),
+                *(self._batches.work_left(one.local), one.segment_us),
+            )
             for one in self._instances.values()
             if one.is_ready
         ]
@@ -364,6 +379,10 @@ class Agent:
                 is_fenced = session.beats is not None and session.beats.is_fenced  # this machine is not the leader's any more
                 if instance is not None and not is_fenced:  # else it is lost, and the leader is about to hear of it
                     self._batches.run(session, frame, instance.local)
+            case WatchOnNode():
+                instance = self._named(session, frame.instance)
+                if instance is not None:
+                    self._batches.watch(session, frame, instance.local)
             case LoadOnNode():
                 self._spawn(self._load(session, frame, self._add_instance(session, frame)))
             case AdoptOnNode():
@@ -485,6 +504,14 @@ class Agent:
                     instance.is_ready = True
                     if instance.name and self.session is not None:
                         self.session.send(ReadyOnNode(instance.name, event.load_us, list(event.probes)))
+            case InstanceSegmented():
+                instance = self._instances.get(event.instance)
+                if instance is not None:
+                    instance.segment_us = event.segment_us
+                    if instance.name and self.session is not None:
+                        self.session.send(SegmentedOnNode(instance.name, event.segment_us))
+            case BatchPaused():
+                self._batches.on_paused(event)
             case InstanceLost():
                 self._on_lost(event)
             case Heartbeat():

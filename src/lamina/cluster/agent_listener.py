@@ -37,8 +37,8 @@ from lamina.cluster.messages import (
     from_agent_reader,
 )
 from lamina.cluster.node_registry import BEAT_US, FENCE_US, LOOK_US, NodeChange, NodeRegistry
-from lamina.drivers.timer import clock_us
 from lamina.errors import BadValue, LaminaError, NotLeader
+from lamina.ipc.event_loop import clock_us
 from lamina.ipc.framing import FrameError
 from lamina.server.listener import Listener, listen
 from lamina.server.memory_budget import address_key

@@ -18,8 +18,8 @@ from typing import Any
 
 from lamina.cluster.credentials import proof
 from lamina.cluster.messages import Beat, BeatHello, Challenge, JoinRefused, LeaseRenewed, to_agent_reader
-from lamina.drivers.timer import clock_us
 from lamina.errors import LaminaError
+from lamina.ipc.event_loop import clock_us
 from lamina.ipc.framing import FrameError, pack
 
 CONNECT_S = 2.0

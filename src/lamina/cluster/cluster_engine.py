@@ -29,10 +29,10 @@ from lamina.cluster.value_fetcher import ValueFetcher
 from lamina.core.actions import Action, AddDevice, DropJob, Kill, Load, ReleaseDevice, Resize, StartBatch, Unload
 from lamina.core.events import DeviceDraining, DeviceJoined, DeviceLost, DeviceSuspended, Event, InstanceFound, InstanceLost
 from lamina.drivers.engine import JobValues
-from lamina.drivers.timer import clock_us
 from lamina.engines.composite import CompositeEngine
 from lamina.errors import Conflict, LaminaError, NotFound
 from lamina.gpu.protocol import ExecutorReport
+from lamina.ipc.event_loop import clock_us
 from lamina.ipc.framing import read_mask
 from lamina.state.kv_state import StateTable
 from lamina.types import DeviceSpec

@@ -15,8 +15,8 @@ from typing import Any, cast
 
 from msgspec import Struct
 
+from lamina.ipc.event_loop import ImmediateWriter
 from lamina.ipc.framing import FrameError, FrameReader, pack
-from lamina.ipc.immediate_writer import ImmediateWriter
 from lamina.server.listener import UNKNOWN_USER, peer_user
 from lamina.server.origins import is_loopback
 

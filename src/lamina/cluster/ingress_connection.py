@@ -32,8 +32,8 @@ from lamina.cluster.messages import (
     to_agent_reader,
 )
 from lamina.cluster.node_registry import SUSPECT_US
-from lamina.drivers.timer import clock_us
 from lamina.errors import LaminaError, NotLeader
+from lamina.ipc.event_loop import clock_us
 from lamina.ipc.framing import FrameError
 from lamina.values.references import NodeRef
 

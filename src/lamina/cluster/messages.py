@@ -22,7 +22,7 @@ from lamina.sdk.spans import InnerSpan
 from lamina.types import DeviceSpec, FunctionSpec
 from lamina.values.references import ErrorInfo, NodeRef, Owner
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Version of these frames; both sides must speak the same one."""
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?\Z")]
@@ -49,6 +49,15 @@ class Challenge(_Message, frozen=True, tag=1):
     cell: Text
 
 
+class BusyInstance(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What an instance still runs for the leader before: all of it, as one batch."""
+
+    mask: WireMask
+    predicted_us: Natural
+    ran_us: Natural
+    cores: Natural = 0
+
+
 class LoadedInstance(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """An instance that an agent has loaded, and that its next leader may adopt."""
 
@@ -59,6 +68,8 @@ class LoadedInstance(Struct, frozen=True, array_like=True, forbid_unknown_fields
     sha256: Text  #: of the package it was loaded from
     mask: WireMask
     quota: float
+    busy: BusyInstance | None = None
+    segment_us: Natural = 0  #: as in `SegmentedOnNode`
 
 
 class Hello(_Message, frozen=True, tag=2):
@@ -194,6 +205,15 @@ class RunOnNode(_Message, frozen=True, tag=15):
     cores: Natural
     jobs: list[JobOnNode]
     part: float = 1.0
+    gives_way: bool = False
+    overlaps: list[Natural] = []
+
+
+class WatchOnNode(_Message, frozen=True, tag=24):
+    """What an instance runs for the leader before has this number from now on; `FailedOnNode` says that it has ended."""
+
+    batch_id: Natural
+    instance: Text
 
 
 class DropOnNode(_Message, frozen=True, tag=16):
@@ -253,6 +273,21 @@ class LostOnNode(_Message, frozen=True, tag=31):
     instance: Text
     reason: Text
     error: ErrorInfo | None = None
+
+
+class SegmentedOnNode(_Message, frozen=True, tag=45):
+    """Batches of an instance run in segments from now on, the longest of which takes so long."""
+
+    instance: Text
+    segment_us: Natural
+
+
+class PausedOnNode(_Message, frozen=True, tag=46):
+    """A batch has come to the end of a segment, and others have its slice: so much of it is left."""
+
+    batch_id: Natural
+    remaining_segments: Natural
+    left_us: Natural
 
 
 class DoneOnNode(_Message, frozen=True, tag=32):
@@ -371,6 +406,7 @@ ToAgent = (
     | KillOnNode
     | ResizeOnNode
     | RunOnNode
+    | WatchOnNode
     | DropOnNode
     | InputOnNode
     | ReleaseValues
@@ -387,6 +423,8 @@ FromAgent = (
     | BeatHello
     | ReadyOnNode
     | LostOnNode
+    | SegmentedOnNode
+    | PausedOnNode
     | DoneOnNode
     | FailedOnNode
     | HeartbeatOnNode

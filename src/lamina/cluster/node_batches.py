@@ -1,7 +1,9 @@
 """Batches of a node: each from its frame to its result. The agent's counterpart of the leader's `RemoteEngine`.
 
 Numbers of batches and jobs are those of a leader's life, so they get numbers of this agent's own; a result finds its way back
-only over the session its batch came by. When that ends, its batches are void: what has not begun does not begin.
+only over the session its batch came by. When that ends, its batches are void: what has not begun does not begin. What has begun
+goes on all the same, so the next leader is told which instances are busy with it (`work_left`), and when they are not any more
+(`watch`).
 """
 
 from __future__ import annotations
@@ -16,23 +18,26 @@ from msgspec import Struct
 
 from lamina.cluster.data_port import FetchFailed
 from lamina.cluster.messages import (
+    BusyInstance,
     ChunkOnNode,
     CommitState,
     DoneOnNode,
     FailedOnNode,
     HeartbeatOnNode,
     JobOnNode,
+    PausedOnNode,
     RunOnNode,
     TakenOnNode,
+    WatchOnNode,
 )
 from lamina.cluster.node_values import NodeValues
 from lamina.cluster.value_fetcher import Fetched, ValueFetcher
 from lamina.core.actions import DropJob, JobRef, StartBatch
-from lamina.core.events import BatchFailed, BatchFinished, Heartbeat
+from lamina.core.events import BatchFailed, BatchFinished, BatchPaused, Heartbeat
 from lamina.drivers.engine import Engine, MessageStream
-from lamina.drivers.timer import clock_us
 from lamina.expr import Leaf
-from lamina.ipc.framing import read_mask
+from lamina.ipc.event_loop import clock_us
+from lamina.ipc.framing import read_mask, wire_mask
 from lamina.sdk.app_state import StateChanges
 from lamina.sdk.spans import InnerSpan
 from lamina.values.references import ErrorInfo, NodeRef, ShmRef, Stored
@@ -43,6 +48,9 @@ if TYPE_CHECKING:
     from lamina.cluster.leader_session import LeaderSession
 
 log = logging.getLogger("lamina")
+
+ABANDONED = "abandoned"
+"""Why a batch has no results that was begun for a leader of before."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +72,8 @@ class NodeBatch:
     fetching: int = 0  #: inputs on their way here
     is_blocked: bool = False  #: the batch that it is behind has not been started yet
     is_started: bool = False
+    started_us: int = 0  #: when it was handed to the engine
+    is_abandoned: bool = False  #: its leader is gone: of all that becomes of it, its end alone may be of use
     failure: str = ""
     followers: list[NodeBatch] = field(default_factory=list)  #: blocked by this one
     fetched: list[ShmRef] = field(default_factory=list)  #: slots to be freed at its end
@@ -100,10 +110,38 @@ class NodeBatches:
         for batch in batches:
             batch.followers.clear()  # none of them begins because the one before it has ended
         for batch in batches:
+            batch.is_abandoned = True
             for job in batch.action.jobs:
                 self._engine.perform(DropJob(job.id))
             if not batch.is_started:
                 self._forget(batch)
+
+    # ------------------------------------------------------------ abandoned batches
+
+    def work_left(self, instance: str) -> BusyInstance | None:
+        """What an instance still has to do for a leader that is gone. Calls beside others are no more: dropped, they end."""
+        begun = self._begun_on(instance)
+        if not begun:
+            return None
+        predicted_us = sum(batch.action.predicted_us for batch in begun)
+        ran_us = clock_us() - min(batch.started_us for batch in begun)
+        return BusyInstance(wire_mask(begun[0].action.mask), predicted_us, ran_us, begun[0].action.cores)
+
+    def watch(self, session: LeaderSession, frame: WatchOnNode, instance: str) -> None:
+        """The leader has booked what an instance has left to do: it is told when the last of it has ended."""
+        begun = [one for one in self._begun_on(instance) if one.is_abandoned]
+        if not begun:
+            session.send(FailedOnNode(frame.batch_id, ABANDONED))
+            return
+        last = begun[-1]
+        last.session.batches.pop(last.wire_id, None)
+        last.session, last.wire_id, last.job_ids = session, frame.batch_id, ()
+        session.batches[frame.batch_id] = last
+
+    def _begun_on(self, instance: str) -> list[NodeBatch]:
+        """Batches on an instance that have been handed to its engine and are not over, in their order."""
+        batches = self._batches.values()
+        return [one for one in batches if one.action.instance == instance and one.is_started and one.action.part == 1]
 
     def deadline_us(self, call_id: str) -> int:
         call = self._calls.get(call_id)
@@ -126,6 +164,8 @@ class NodeBatches:
             behind=behind.action.batch_id if behind is not None else 0,
             cores=frame.cores,
             part=frame.part,
+            gives_way=frame.gives_way,
+            overlaps=tuple([one.action.batch_id for number in frame.overlaps if (one := session.batches.get(number))]),
         )
         batch = NodeBatch(session, frame.batch_id, action, tuple(one.ref.id for one in frame.jobs))
         self._batches[number] = session.batches[frame.batch_id] = batch
@@ -195,7 +235,7 @@ class NodeBatches:
             self._forget(batch)
             batch.session.send(FailedOnNode(batch.wire_id, batch.failure))
             return
-        batch.is_started = True
+        batch.is_started, batch.started_us = True, clock_us()
         self._engine.perform(batch.action)
         self._unblock(batch)
 
@@ -257,7 +297,7 @@ class NodeBatches:
         if batch is None:
             return
         session = batch.session
-        is_current = session is self._session
+        is_current = session is self._session and not batch.is_abandoned
         results: list[bytes | NodeRef | ErrorInfo] = []
         for found in self._forget(batch):
             if isinstance(found, ShmRef):
@@ -272,12 +312,19 @@ class NodeBatches:
                 results.append(found)
         if is_current:
             session.send(DoneOnNode(batch.wire_id, event.device_us, results, batch.spans, event.is_warmup))
+        elif batch.is_abandoned:
+            self._tell(session, FailedOnNode(batch.wire_id, ABANDONED))
 
     def on_failed(self, event: BatchFailed) -> None:
         batch = self._batches.get(event.batch_id)
         if batch is not None:
             self._forget(batch)
             self._tell(batch.session, FailedOnNode(batch.wire_id, event.reason))
+
+    def on_paused(self, event: BatchPaused) -> None:
+        batch = self._batches.get(event.batch_id)
+        if batch is not None and not batch.is_abandoned:
+            self._tell(batch.session, PausedOnNode(batch.wire_id, event.remaining_segments, event.left_us))
 
     def on_instance_lost(self, instance: str) -> None:
         """The leader knows what ran there, and ends it itself."""
@@ -297,7 +344,7 @@ class NodeBatches:
     def commit(self, question: int, done: BatchDone, changes: Sequence[StateChanges]) -> bool:
         """Send the changes of the state with the results of their batch, in one frame."""
         batch = self._batches.get(done.batch_id)
-        if batch is None or batch.session is not self._session:
+        if batch is None or batch.session is not self._session or batch.is_abandoned:
             return False
         results: list[bytes | NodeRef | ErrorInfo] = []
         for result in done.results:

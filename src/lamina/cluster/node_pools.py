@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from lamina.cluster.launchers import Launcher, LaunchTerms
 from lamina.core.actions import AddDevice, ReleaseDevice
 from lamina.core.events import DeviceJoined, Event
-from lamina.drivers.timer import clock_us
+from lamina.ipc.event_loop import clock_us
 from lamina.types import DeviceSpec
 
 log = logging.getLogger("lamina")

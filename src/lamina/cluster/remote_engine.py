@@ -43,26 +43,38 @@ from lamina.cluster.messages import (
     MachineLost,
     OutputOnNode,
     PackageStored,
+    PausedOnNode,
     ReadState,
     ReadyOnNode,
     ReleaseValues,
     ReportOnNode,
     ResizeOnNode,
     RunOnNode,
+    SegmentedOnNode,
     StateAnswer,
     TakenOnNode,
     UnloadOnNode,
+    WatchOnNode,
 )
 from lamina.cluster.remote_values import LeaderParts, RemoteValues
 from lamina.cluster.value_fetcher import NoRoom
 from lamina.core.actions import Action, DropJob, JobRef, Kill, Load, Resize, StartBatch, Unload
-from lamina.core.events import BatchFailed, BatchFinished, Heartbeat, InstanceLost, InstanceReady
+from lamina.core.events import (
+    AbandonedBatch,
+    BatchFailed,
+    BatchFinished,
+    BatchPaused,
+    Heartbeat,
+    InstanceLost,
+    InstanceReady,
+    InstanceSegmented,
+)
 from lamina.drivers.engine import MessageStream
-from lamina.drivers.timer import clock_us
 from lamina.engines.inflight import InFlightBatch, InFlightBatches, checked_changes, commit_errors, deliver_results, pin_leaves
 from lamina.errors import LaminaError
 from lamina.gpu.protocol import ExecutorReport
-from lamina.ipc.framing import FrameError, wire_mask
+from lamina.ipc.event_loop import clock_us
+from lamina.ipc.framing import FrameError, read_mask, wire_mask
 from lamina.sdk.app_state import StateChanges
 from lamina.types import DeviceSpec
 from lamina.values.references import ErrorInfo, NodeRef, ShmRef, Stored
@@ -107,6 +119,7 @@ class RemoteEngine:
         self._parts, self._link, self._key, self._own_address = parts, link, key, own_address
         self._instances: dict[str, RemoteInstance] = {}
         self._batches = InFlightBatches[RemoteBatch](parts.references)
+        self._watched: dict[int, str] = {}  #: batches that were begun for a leader of before, with their instances
         self._released: list[tuple[str, int]] = []
         self.values = RemoteValues(parts, hello.data_address, key, self._release)
         self._is_closed = False
@@ -161,7 +174,11 @@ class RemoteEngine:
             found = self.found.pop(action.adopts)
             instance.is_ready = True
             self._link.send(AdoptOnNode(action.instance, found.name))
-            self._parts.post(InstanceReady(action.instance))
+            busy = found.busy
+            left = AbandonedBatch(read_mask(busy.mask), busy.predicted_us, busy.ran_us, busy.cores) if busy is not None else None
+            self._parts.post(InstanceReady(action.instance, abandoned=left))
+            if found.segment_us:
+                self._parts.post(InstanceSegmented(action.instance, found.segment_us))
             return
         asyncio.get_running_loop().create_task(self._send_load(instance))
 
@@ -211,6 +228,10 @@ class RemoteEngine:
     def _start(self, action: StartBatch) -> None:
         if action.instance not in self._instances:
             return
+        if not action.jobs:  # it runs already
+            self._watched[action.batch_id] = action.instance
+            self._link.send(WatchOnNode(action.batch_id, action.instance))
+            return
         reads: list[ShmRef] = []
         jobs: list[JobOnNode] = []
         failed: dict[int, ErrorInfo] = {}
@@ -231,6 +252,8 @@ class RemoteEngine:
         frame = RunOnNode(
             *(action.batch_id, action.function, action.instance, device, wire_mask(action.mask)),
             *(action.behind, action.predicted_us, action.cores, jobs, action.part),
+            gives_way=action.gives_way,
+            overlaps=list(action.overlaps),
         )
         try:
             if self._released:
@@ -299,6 +322,12 @@ class RemoteEngine:
                     self._link.send(DropOnNode(frame.job_id))
             case ReadyOnNode():
                 self._on_ready(frame)
+            case SegmentedOnNode():
+                if frame.instance in self._instances:
+                    self._parts.post(InstanceSegmented(frame.instance, frame.segment_us))
+            case PausedOnNode():
+                if frame.batch_id in self._batches.open:
+                    self._parts.post(BatchPaused(frame.batch_id, frame.remaining_segments, frame.left_us))
             case LostOnNode():
                 self._on_lost(frame)
             case FailedOnNode():
@@ -336,6 +365,7 @@ class RemoteEngine:
             self._parts.shared.load_errors[instance.load.function] = frame.error
         for batch in [one for one in self._batches.open.values() if one.action.instance == frame.instance]:
             self._give_up(batch)
+        self._watched = {number: instance for number, instance in self._watched.items() if instance != frame.instance}
         self._parts.post(InstanceLost(frame.instance, frame.reason))
         self.leave_if_empty()
 
@@ -343,7 +373,9 @@ class RemoteEngine:
         batch = self._batches.open.get(frame.batch_id)
         if batch is not None:
             self._give_up(batch)
-            self._parts.post(BatchFailed(frame.batch_id, frame.reason))
+        elif self._watched.pop(frame.batch_id, None) is None:
+            return
+        self._parts.post(BatchFailed(frame.batch_id, frame.reason))
 
     def _give_up(self, batch: RemoteBatch) -> None:
         """A batch has ended without results, but for those that have been fetched already."""

@@ -23,7 +23,8 @@ class JobRef(Struct, frozen=True, gc=False, array_like=True):
 class StartBatch(Struct, frozen=True, tag=True):
     """A batch to run: these jobs together on units `mask` of `device`.
 
-    `behind` is the batch whose slice it inherits: it is booked, and starts when that one ends, for whatever reason.
+    `behind` is the batch whose slice it inherits: it is booked, and starts when that one ends, for whatever reason. Without jobs
+    it runs already: an adopted instance is still at it, and only its end is to be told (`InstanceReady.abandoned`).
     """
 
     batch_id: int

@@ -133,9 +133,10 @@ class Controller:
         self._admission = admission = Admission(role, state, self.flows, view, queue, tenancy, calls, engine, competition, out)
         self.rolling_update = update = RollingUpdate(state, view, queue, cluster, policy.order)
         self._failures = failures = Failures(state, view, queue, cluster, update, calls, hang_floor_us)
-        self._members = members = Membership(state, view, cluster, queue, failures, update, competition.on_devices_changed, out)
         prepares = policy if isinstance(policy, PrepareRole) else None
         completions = Completions(state, view, cluster, tenancy, update, failures, prepares)
+        told = completions.on_instance_ready, competition.on_devices_changed
+        self._members = members = Membership(state, view, cluster, queue, failures, update, *told, out)
         self._handlers: dict[type, Callable[[Any], None]] = {
             ev.CallArrived: admission.on_call_arrived,
             ev.CallRecovered: engine.on_call_recovered,
@@ -148,7 +149,6 @@ class Controller:
             ev.ReplayDone: engine.journal.on_replay_done,
             ev.BatchFinished: completions.on_batch_finished,
             ev.BatchFailed: failures.on_batch_failed,
-            ev.InstanceReady: completions.on_instance_ready,
             ev.InstanceSegmented: completions.on_instance_segmented,
             ev.BatchPaused: completions.on_batch_paused,
             ev.InstanceLost: failures.on_instance_lost,

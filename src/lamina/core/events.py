@@ -62,10 +62,23 @@ class BatchFailed(Struct, frozen=True, tag=True):
     reason: str
 
 
+class AbandonedBatch(Struct, frozen=True, array_like=True):
+    """What an instance still runs for a controller that is gone, or was cut off."""
+
+    mask: int
+    predicted_us: int = 0
+    ran_us: int = 0  #: so far
+    cores: int = 0
+
+
 class InstanceReady(Struct, frozen=True, tag=True):
+    """An instance is loaded. One that was adopted may be busy: with what it runs, and nothing waits for, it gets a batch without
+    jobs (`StartBatch`), whose end is told as that of any other (`BatchFailed`)."""
+
     instance: str
     load_us: int = 0
     probes: tuple[tuple[int, int, int], ...] = ()  #: warm-up runs before it took calls: batch, units, microseconds
+    abandoned: AbandonedBatch | None = None
 
 
 class InstanceSegmented(Struct, frozen=True, tag=True):

@@ -232,7 +232,7 @@ def call_history(call_id: str, records: Iterable[DecisionRecord]) -> dict[str, A
                 running.setdefault(record.batch_id, []).append(step)
         elif record.call_id == call_id:
             if isinstance(record, ArrivalRecord):
-                told |= {"target": record.target, "tenant": record.tenant, "arrived_ms": at_ms}
+                told |= {"target": record.target, "tenant": record.tenant, "arrived_ms": record.arrived_us / 1000}
                 told["goal_ms"] = (record.deadline_us - record.arrived_us) / 1000 if record.deadline_us < NEVER_US else None
                 told["unread_ms"] = max(0, record.at_us - record.arrived_us) / 1000
             else:

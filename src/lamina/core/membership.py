@@ -6,6 +6,8 @@
 - What a device had loaded when it joined is adopted where it is of use: no weight is loaded twice because the way there was cut,
   or because another controller leads now. It takes the place of one that is still being loaded: devices join one after the
   other, and the first one is given what the next one brings along.
+- What it still runs for a controller that is gone is booked as a batch without jobs: it has its units, an expected end, and is
+  ended when it is in the way (`hang_rule.py`).
 """
 
 from __future__ import annotations
@@ -13,8 +15,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lamina.core.actions import Action, Unload
-from lamina.core.events import DeviceDraining, DeviceJoined, DeviceLost, DeviceSuspended, InstanceFound
+from lamina.core.actions import Action, StartBatch, Unload
+from lamina.core.events import (
+    AbandonedBatch,
+    DeviceDraining,
+    DeviceJoined,
+    DeviceLost,
+    DeviceSuspended,
+    InstanceFound,
+    InstanceReady,
+)
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import UnloadInstance
 from lamina.core.rolling_update import RollingUpdate
@@ -22,11 +32,12 @@ from lamina.core.scheduling.cluster import Cluster
 from lamina.core.scheduling.failures import Failures
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.queues import DispatchQueue
-from lamina.core.scheduling.state import Clock, ControllerState, FunctionState, Instance
+from lamina.core.scheduling.state import Batch, Clock, ControllerState, FunctionState, Instance
 
 
 class Membership:
-    """Handlers of what happens to devices as a whole. `on_change` is called when there are more or fewer of them."""
+    """Handlers of what happens to devices as a whole, and of instances that are ready, which some were when they were found.
+    `on_change` is called when there are more or fewer devices."""
 
     def __init__(
         self,
@@ -36,6 +47,7 @@ class Membership:
         dispatch_queue: DispatchQueue,
         failures: Failures,
         rolling_update: RollingUpdate,
+        on_ready: Callable[[InstanceReady], None],
         on_change: Callable[[], None],
         out: list[Action],
     ) -> None:
@@ -45,6 +57,7 @@ class Membership:
         self._failures = failures
         self._rolling_update = rolling_update
         self._clock = clock
+        self._on_ready = on_ready
         self._on_change = on_change
         self._out = out
 
@@ -56,6 +69,7 @@ class Membership:
             DeviceSuspended: self.on_device_suspended,
             DeviceDraining: self.on_device_draining,
             InstanceFound: self.on_instance_found,
+            InstanceReady: self.on_instance_ready,
         }
 
     def on_device_joined(self, event: DeviceJoined) -> None:
@@ -102,6 +116,26 @@ class Membership:
         if loading is not None:
             self._cluster.unload_instance(UnloadInstance(loading.id))
         self._cluster.add_instance(function, device, event.mask, event.quota, event.name)
+
+    def on_instance_ready(self, event: InstanceReady) -> None:
+        self._on_ready(event)
+        instance = self._state.instances.get(event.instance)
+        if event.abandoned is not None and instance is not None and instance.is_adopted and not instance.batches:
+            self._book_abandoned(instance, event.abandoned)
+
+    def _book_abandoned(self, instance: Instance, found: AbandonedBatch) -> None:
+        """It is at work, for a controller that is gone. On units that others have, or keep, it is not booked: it shares them."""
+        device = self._state.devices[instance.device]
+        taken = device.busy | device.reserved_units(instance.id)
+        is_slice = device.is_valid_slice(found.mask) and not found.mask & taken
+        if not is_slice or not (device.spec.limits.per_batch or found.mask == device.homes.get(instance.id)):
+            return
+        cores = min(found.cores, device.cores_free)
+        batch = Batch(self._state.next_batch_id(), instance, device, found.mask, [], found.predicted_us, cores=cores)
+        self._cluster.adopt_batch(batch, max(0, self._clock.now_us - found.ran_us))
+        where = (instance.function, instance.id, device.spec.id, batch.mask)
+        overlaps = device.overlapping(batch.mask, gives_way=False)
+        self._out.append(StartBatch(batch.id, *where, (), found.predicted_us, cores=cores, overlaps=overlaps))
 
     def _still_loading(self, function: FunctionState) -> Instance | None:
         """The instance that was begun last of those that are being loaded, for no other reason than that there was none."""

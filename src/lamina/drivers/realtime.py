@@ -42,8 +42,8 @@ from lamina.core.workflow.flow import Flow
 from lamina.core.workflow.runs import ROOT
 from lamina.drivers.driver import INTERNAL, Driver, Ending, EventObserver, OnEnd
 from lamina.drivers.engine import Engine
-from lamina.drivers.timer import Timer, clock_us
 from lamina.errors import LaminaError, PolicyError
+from lamina.ipc.event_loop import Timer, clock_us
 from lamina.types import NEVER_US, Call
 from lamina.values.references import ErrorInfo, Stored
 from lamina.values.run_values import RunValues

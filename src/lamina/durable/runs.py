@@ -35,6 +35,7 @@ from lamina.ipc.sliced_copies import SLICE_BYTES, SlicedCopies
 from lamina.store import runs as stored
 from lamina.store.base import Done, Session, Store, Work
 from lamina.store.runs import LoadedRun, RunRow
+from lamina.units import show_count
 from lamina.values.references import ErrorInfo
 
 log = logging.getLogger("lamina")
@@ -265,7 +266,7 @@ class DurableRuns:
         counts, newest = found
         self._last_id_us = max(self._last_id_us, int(newest[:14] or "0", 16))
         if counts:
-            log.warning("taking up %d runs that had not ended", sum(counts.values()))
+            log.warning("taking up %s that had not ended", show_count(sum(counts.values()), "run"))
         self.loader.on_recovered(counts)
 
     def _check_room(self) -> None:

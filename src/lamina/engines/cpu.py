@@ -19,7 +19,6 @@ from lamina import encoding
 from lamina.core.actions import Load, StartBatch
 from lamina.core.events import Heartbeat, InstanceLost
 from lamina.drivers.engine import EngineShared, MessageStream, TargetSource
-from lamina.drivers.timer import clock_us
 from lamina.engines.gpu_processes import GpuProcesses
 from lamina.engines.inflight import InFlightBatch
 from lamina.engines.isolation import ProcessIsolation
@@ -27,6 +26,7 @@ from lamina.engines.process_engine import InstanceHandle, ProcessEngine, WorkerL
 from lamina.errors import BadValue, LaminaError, NotFound, Refused
 from lamina.ipc.child_process import ChildProcess, ChildProcesses, ProcessSpec, exit_reason
 from lamina.ipc.confinement import Confinement
+from lamina.ipc.event_loop import clock_us
 from lamina.ipc.framing import FrameError, pack, wire_mask
 from lamina.kernels.buffer_store import BufferStore, StoredBuffer
 from lamina.sdk.volume import VARIABLE as VOLUMES

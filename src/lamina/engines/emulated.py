@@ -17,7 +17,7 @@ from lamina.core.events import BatchFailed, BatchFinished, DataResolved, Event, 
 from lamina.core.workflow.flow import Each, Parallel
 from lamina.core.workflow.runs import ROOT
 from lamina.drivers.engine import EngineShared, JobValues
-from lamina.drivers.timer import Timer, clock_us
+from lamina.ipc.event_loop import Timer, clock_us
 from lamina.kernels.buffer_cache import BufferCache, NoBufferRoom, copy_time_us
 from lamina.planner.interference import ColocatedBatch
 from lamina.sdk.tensors import NUMPY, Port, Signature, Tensor

@@ -16,7 +16,6 @@ import msgspec
 from lamina.core.actions import JobRef, Load, StartBatch
 from lamina.core.events import BatchPaused, Event, InstanceLost, InstanceSegmented
 from lamina.drivers.engine import EngineShared, JobValues
-from lamina.drivers.timer import clock_us
 from lamina.engines.inflight import InFlightBatch
 from lamina.engines.process_engine import InstanceHandle, LogPipe, ProcessEngine, WorkerLimits
 from lamina.gpu.early_start import EXECUTOR
@@ -44,9 +43,11 @@ from lamina.gpu.protocol import (
 from lamina.gpu.slicers import back_end
 from lamina.gpu.supervisor import ExecutorProcess, ExecutorSupervisor, StandbyMode
 from lamina.ipc.child_process import ProcessSpec, WarmProcess, exit_reason
+from lamina.ipc.event_loop import clock_us
 from lamina.ipc.framing import FrameError
 from lamina.state.kv_state import StateAccess
 from lamina.types import DeviceSpec
+from lamina.units import show_count
 from lamina.values.references import DeviceRef, ErrorInfo, ShmRef
 from lamina.values.slot_refs import SlotReferences
 from lamina.worker.cpu_affinity import allowed_cores
@@ -198,7 +199,7 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
         if self._is_stopping:
             return
         ended = exit_reason(executor.process)
-        log.warning("the executor of %s is lost, with %d functions: it %s", self.device.id, len(instances), ended)
+        log.warning("the executor of %s is lost, with %s: it %s", self.device.id, show_count(len(instances), "function"), ended)
         for fetched in [then for waiting in executor.fetching.values() for then in waiting]:
             fetched()
         if executor.is_up:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from lamina.core.actions import DropJob, JobRef, StartBatch
 from lamina.core.events import BatchFailed, BatchFinished, Event, InstanceLost
 from lamina.drivers.engine import Engine, JobInput, JobValues
-from lamina.drivers.timer import clock_us
 from lamina.errors import FunctionFailed, WorkerLost
 from lamina.expr import Expr, Leaf
+from lamina.ipc.event_loop import clock_us
 from lamina.values.references import ErrorInfo, Stored
 
 FIRST_SHADOW_ID = 1 << 40

@@ -27,8 +27,8 @@ from msgspec import Struct
 
 from lamina.ipc.confined_exec import confined_command
 from lamina.ipc.confinement import Confinement, clean_environment, process_namespace
+from lamina.ipc.event_loop import ImmediateWriter
 from lamina.ipc.framing import MAX_FRAME_BYTES, FrameError, FrameReader, StopProcess, pack
-from lamina.ipc.immediate_writer import ImmediateWriter
 
 log = logging.getLogger("lamina")
 

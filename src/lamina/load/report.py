@@ -17,8 +17,8 @@ ROWS = 8
 _PARTS = (("in_time", "#3a8f5a"), ("late", "#e69f00"), ("refused", "#999999"), ("failed", "#d55e00"))
 
 
-def live_view(seconds: list[SecondStats], slo_ms: float) -> Any:
-    """A rich renderable of the last `WIDTH` seconds."""
+def live_view(seconds: list[SecondStats], slo_ms: float, *, is_over: bool = False) -> Any:
+    """A rich renderable of the last `WIDTH` seconds. Once it is over, a table has the figures, and not the last second."""
     from rich.console import Group
     from rich.text import Text
 
@@ -26,8 +26,10 @@ def live_view(seconds: list[SecondStats], slo_ms: float) -> Any:
     if not shown:
         return Text("waiting for the first second ...")
     top = max(1, *(max(one.offered, _answers(one)) for one in shown))
-    lines = [_bar_row(shown, row, top) for row in range(ROWS, 0, -1)]
+    lines = [Text(f"{'calls/s':>8}", style="dim"), *(_bar_row(shown, row, top) for row in range(ROWS, 0, -1))]
     lines.append(_p99_row(shown, slo_ms))
+    if is_over:
+        return Group(*lines)
     last = shown[-1]
     lines.append(
         Text.assemble(

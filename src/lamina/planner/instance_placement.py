@@ -49,6 +49,18 @@ def has_enough_instances(spec: FunctionSpec, device: DeviceSpec, count: int) -> 
     return count > 0 and count + 1 > spec.busy_instances_on(device)
 
 
+def is_held(view: View, instance: Instance) -> bool:
+    """Whether calls wait that it keeps waiting for longer than a load takes, by what it still runs for a controller that is gone.
+    What has taken so much longer than predicted may do so again."""
+    if not instance.is_adopted or not len(view.functions[instance.function].queue):
+        return False
+    abandoned = next((one for one in instance.batches.values() if not one.jobs), None)
+    if abandoned is None:
+        return False
+    load_us = view.predictor.load_us(instance.function, view.devices[instance.device].spec.kind)
+    return abs(view.now_us - abandoned.expected_end_us) > load_us
+
+
 def has_block(view: View, instance: Instance) -> bool:
     """Whether it can ever lease a block: slices reserved since may have left none."""
     device = view.devices[instance.device]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import Decision, LoadInstance, UnloadInstance, View
 from lamina.core.scheduling.leases import Device
-from lamina.core.scheduling.state import FunctionState
+from lamina.core.scheduling.state import FunctionState, Instance
 from lamina.planner.arrival_rates import ArrivalRates
 from lamina.planner.instance_placement import (
     evictions,
@@ -16,6 +16,7 @@ from lamina.planner.instance_placement import (
     has_block,
     has_enough_instances,
     idle_since_us,
+    is_held,
     is_idle,
     spreads,
     units_to_reserve,
@@ -52,15 +53,16 @@ class ReactiveAutoscaler:
     def _scale_function(self, view: View, function: FunctionState) -> Iterator[Decision]:
         name, scale = function.spec.name, function.spec.scale
         rate_per_us = self._rates.scaling_rate(view.now_us, function)
-        standing = []
+        standing, held = list[Instance](), list[Instance]()
         for instance in list(function.instances.values()):
             if not has_block(view, instance):
                 yield UnloadInstance(instance.id)
             elif instance.phase in (InstancePhase.LOADING, InstancePhase.WARM):
-                standing.append(instance)
+                (held if is_held(view, instance) else standing).append(instance)
         want = max(scale.min, min(scale.max, self._instances_needed(view, function, rate_per_us)))
         if len(function.queue):  # however long ago it was called: a load may take longer than that
             want = max(want, 1)
+        want = min(want, max(0, scale.max - len(held)))
         if want > len(standing) and view.now_us >= function.load_not_before_us:
             if not standing and len(function.queue) and self._pick_device(view, function) is None:
                 yield from evictions(view, function, lambda instance: (idle_since_us(instance),))  # least recently used first

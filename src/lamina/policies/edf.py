@@ -31,10 +31,9 @@ from lamina.planner.batching import (
 )
 from lamina.planner.blocking import BlockingRule
 from lamina.planner.upstream_jobs import wait_for_upstream_us
-from lamina.policies.frontier.admission import RecentEstimates, allows_probe
 from lamina.policies.frontier.backlog import BacklogModel
 from lamina.policies.frontier.config_table import ConfigTables, DeviceKinds
-from lamina.policies.frontier.estimate import CompletionEstimator
+from lamina.policies.frontier.estimate import CompletionEstimator, RecentEstimates, allows_probe
 from lamina.policies.frontier.workflow_plans import PlanCache
 from lamina.types import NEVER_US, Call
 

@@ -17,10 +17,10 @@ from lamina import encoding
 from lamina.core.actions import JobRef, Load, StartBatch
 from lamina.core.events import BatchFailed, BatchFinished, Event, InstanceLost, InstanceReady
 from lamina.drivers.engine import EngineShared
-from lamina.drivers.timer import clock_us
 from lamina.engines.cpu import CpuEngine
 from lamina.errors import FunctionFailed, LaminaError, LoadFailed, WorkerLost
 from lamina.expr import Expr, Leaf
+from lamina.ipc.event_loop import clock_us
 from lamina.predict.profile import Handover
 from lamina.profiler.bench import GridPoint, TimedRun
 from lamina.profiler.build_profile import fit_handover

@@ -165,7 +165,7 @@ def _find_app(module: ModuleType, where: str, name: str) -> App:
     apps = {key: value for key, value in vars(module).items() if isinstance(value, App)}
     if name:
         if name not in apps:
-            raise BadValue(f"no app {name!r} in {where}", hint=_app_names(apps))
+            raise BadValue(f"no app {name!r} in {where}", hint=_app_names(apps, name, where))
         return apps[name]
     distinct = {id(app): key for key, app in apps.items()}
     if not distinct:
@@ -176,5 +176,7 @@ def _find_app(module: ModuleType, where: str, name: str) -> App:
     return next(iter(apps.values()))
 
 
-def _app_names(apps: dict[str, App]) -> str:
+def _app_names(apps: dict[str, App], name: str, where: str) -> str:
+    if any(name in app.functions or name in app.workflows for app in apps.values()):
+        return f"{name} is no app but a target of one: name it apart, as in lamina run {where} {name}"
     return f"there is {', '.join(sorted(apps))}" if apps else 'make one: app = lamina.App("name")'

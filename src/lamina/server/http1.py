@@ -29,7 +29,7 @@ from typing import Any, cast
 from msgspec import Struct
 
 from lamina.errors import LaminaError
-from lamina.ipc.immediate_writer import ImmediateWriter
+from lamina.ipc.event_loop import ImmediateWriter
 from lamina.server.connection_set import ConnectionSet, crowded_last
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.http2.frames import PREFACE, http1_required

@@ -15,7 +15,7 @@ from lamina.core.actions import FailCall, Reject, Reply
 from lamina.errors import BadValue, Forbidden
 from lamina.gateway.auth import LOCAL
 from lamina.gateway.observability.billing import Billing
-from lamina.gateway.observability.rolling_stats import BatchUsage
+from lamina.gateway.observability.metrics import BatchUsage
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.store.base import Store
 from lamina.store.open import open_store

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.core.actions import JobRef, StartBatch
-from lamina.gateway.observability.rolling_stats import WINDOW_S, RollingStats
+from lamina.gateway.observability.metrics import WINDOW_S, RollingStats
 
 SECOND = 1_000_000
 

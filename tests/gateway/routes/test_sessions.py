@@ -152,6 +152,14 @@ def test_what_cannot_be_is_refused(server: Gateway, method: str, path: str, valu
     assert ask(server, method, path, value)[0] == status
 
 
+@pytest.mark.parametrize("asked", ["after=-1", "after=x", f"after={'9' * 5_000}", "wait_ms=1e3"])
+def test_a_number_that_cannot_be_read_is_the_clients_error(server: Gateway, asked: str) -> None:
+    place = opened(server)
+    status, said = ask(server, "GET", f"{place}/messages?{asked}")
+    assert (status, said["detail"].partition(":")[0]) == (400, asked.partition("=")[0]), said
+    ask(server, "DELETE", place)
+
+
 def test_open_sessions_are_listed(server: Gateway) -> None:
     place = opened(server)
     assert place.rpartition("/")[2] in {one["id"] for one in ask(server, "GET", "/v1/sessions")[1]}

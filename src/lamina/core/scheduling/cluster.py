@@ -104,6 +104,13 @@ class Cluster:
         )
         return batch
 
+    def adopt_batch(self, batch: Batch, began_us: int) -> None:
+        """What an adopted instance is at has its units as if it had been started here."""
+        batch.begin(began_us)
+        batch.device.lease(batch.id, batch.mask, batch.cores, end_us=batch.expected_end_us)
+        self._state.batches[batch.id] = batch
+        batch.instance.add_batch(batch)
+
     def _overlaps(self, batch: Batch) -> tuple[int, ...]:
         """Batches on units of this one that give way to it; or those to which it gives way, with what is booked behind them."""
         found = batch.device.overlapping(batch.mask, gives_way=batch.gives_way)

@@ -40,7 +40,7 @@ class Completions:
 
     def on_batch_finished(self, event: BatchFinished) -> None:
         batch = self._state.batches.get(event.batch_id)
-        if batch is None:
+        if batch is None or not batch.jobs:  # what was abandoned has no results
             return
         device_us = max(0, event.device_us)
         self._account(batch, device_us, learns=not event.is_warmup)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from lamina.core.actions import FailCall
 from lamina.core.events import BatchFailed, InstanceLost
+from lamina.core.hang_rule import is_to_be_ended
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import View
 from lamina.core.rolling_update import RollingUpdate
@@ -116,17 +117,11 @@ class Failures:
     def kill_hung(self) -> None:
         now_us = self._view.now_us
         for batch in self._state.batches.values():
-            if batch.started_us < 0 or batch.pauses.resumes_us >= 0:
-                continue  # it is booked, or paused
-            if now_us - max(batch.started_us, batch.heartbeat_us) >= self._hang_timeout_us(batch):
-                self._cluster.kill_instance(batch.instance, "hung")
+            if is_to_be_ended(self._view, batch, self._hang_floor_us):
+                self._cluster.kill_instance(batch.instance, "hung" if batch.jobs else "abandoned")
         for instance in self._state.instances.values():
             if instance.phase is InstancePhase.LOADING and now_us - instance.created_us >= LOAD_TIMEOUT_US:
                 self._cluster.kill_instance(instance, "load-hung")
-
-    def _hang_timeout_us(self, batch: Batch) -> int:
-        longest_us = max(5 * batch.predicted_us, self._hang_floor_us) + batch.device.way_us if batch.predicted_us else 60_000_000
-        return longest_us + max(0, batch.pauses.us)
 
     def _retry_jobs(self, batch: Batch, reason: str, *, blamed: bool, caused: bool = True) -> None:
         """Retry the jobs of a failed batch: in batches half as large; alone, once more; then no more, if any `caused` it."""

@@ -204,7 +204,7 @@ def _wants_home(view: View, owner: str, device: Device) -> bool:
 
 def _predecessors(view: View, function: FunctionState, instance: Instance, device: Device) -> Iterator[tuple[int, Batch]]:
     """Running batches that this instance may book behind, with their expected ends, soonest first: without a follower, on whole
-    units that it does not give up for others, and not on the home of another."""
+    units that it does not give up for others, not on the home of another, nor abandoned: when that ends is not known well."""
     if function.spec.parts < WHOLE_UNIT and function.spec.parts_on(device.spec) < WHOLE_UNIT:
         return
     foreign = device.homes_of_others(instance.id) if device.homes else 0
@@ -212,11 +212,11 @@ def _predecessors(view: View, function: FunctionState, instance: Instance, devic
     if instance.has_capacity(function.batches_at_once(device)):
         for end_us, batch_id, _ in device.ends:
             batch = view.batches[batch_id]
-            if batch.follower is None and not batch.mask & foreign and batch.part == 1:
+            if batch.follower is None and batch.jobs and not batch.mask & foreign and batch.part == 1:
                 yield end_us, batch
     elif len(instance.batches) == instance.running:  # one booked batch per instance is enough to keep it busy
         for end_us, batch in sorted([(one.expected_end_us, one) for one in instance.batches.values()], key=itemgetter(0)):
-            if batch.follower is None and not batch.mask & foreign and batch.part == 1 and not batch.gives_way:
+            if batch.follower is None and batch.jobs and not batch.mask & foreign and batch.part == 1 and not batch.gives_way:
                 yield end_us, batch
 
 

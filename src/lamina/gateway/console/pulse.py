@@ -20,8 +20,7 @@ from lamina.core.scheduling.state import FunctionState
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.gateway.console.recent_calls import alone_us
 from lamina.gateway.console.verdict import CLIENTS_OWN, LIMITS, DeviceLoad, ServerFigures, ShortTarget, judge
-from lamina.gateway.observability.metrics import Metrics, TargetCounts
-from lamina.gateway.observability.rolling_stats import UsageShare
+from lamina.gateway.observability.metrics import Metrics, TargetCounts, UsageShare
 from lamina.gateway.routes.status import device_status, function_status
 from lamina.gateway.routes.targets import CallTarget, TargetRegistry
 from lamina.predict.online import OnlinePredictor

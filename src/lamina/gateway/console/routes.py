@@ -35,7 +35,7 @@ from lamina.gateway.console.recent_calls import OUTCOMES, batch_mates, observed_
 from lamina.gateway.console.what_if import ServerChange, WhatIf, scenario_text
 from lamina.gateway.observability.metrics import TargetCounts
 from lamina.gateway.routes.explain import CallHistory
-from lamina.gateway.routes.http_codec import parse_query
+from lamina.gateway.routes.http_codec import parse_query, query_int
 from lamina.gateway.routes.profiles import ServerSnapshot, take_snapshot
 from lamina.gateway.routes.status import function_status
 from lamina.gateway.routes.targets import CallTarget
@@ -167,7 +167,7 @@ class ConsoleRoutes:
         sort, search = asked.get("sort", "calls"), asked.get("search", "").lower()
         if sort not in SORTS:
             raise BadValue(f"sort: {sort[:40]!r} is no order", hint=f"one of {', '.join(SORTS)}")
-        offset, limit = _number(asked, "offset", 0, 1_000_000), _number(asked, "limit", 50, MAX_LISTED)
+        offset, limit = query_int(asked, "offset", 0, 1_000_000), query_int(asked, "limit", 50, MAX_LISTED)
         counts = {one.target: one for one in self._metrics.target_counts()}
         state = self._driver.controller.state
         targets = [target for target in self._targets.all if search in target.name.lower()]
@@ -289,7 +289,7 @@ class ConsoleRoutes:
         outcome = asked.get("outcome", "")
         if outcome and outcome not in OUTCOMES:
             raise BadValue(f"outcome: {outcome[:40]!r} is none", hint=f"one of {', '.join(OUTCOMES)}")
-        limit = _number(asked, "limit", 100, 500)
+        limit = query_int(asked, "limit", 100, 500)
         found = await recent_calls(self._driver, outcome, asked.get("target", ""), asked.get("tenant", ""), limit)
         goals = {target.name: target.slo.latency_us / 1000 or None for target in self._targets.all}
         for row in found:  # one that was refused before the controller saw it had the goal of its target
@@ -352,13 +352,6 @@ def _change(request: HttpRequest) -> ServerChange:
         return msgspec.json.decode(request.body or b"{}", type=ServerChange)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadValue(f"body: {error}", hint="scale, rates, goals_ms, devices, policy and seconds") from None
-
-
-def _number(asked: dict[str, str], field: str, default: int, most: int) -> int:
-    text = asked.get(field, str(default))
-    if not text.isdecimal() or len(text) > 9 or int(text) > most:
-        raise BadValue(f"{field}: {text[:40]!r} is not a number up to {most}", hint="leave it out for the default")
-    return int(text)
 
 
 def _phases(function: FunctionState) -> dict[str, int]:

@@ -11,7 +11,6 @@ from typing import cast
 from msgspec import Struct
 
 from lamina.core.actions import Reject
-from lamina.drivers.timer import clock_us
 from lamina.errors import OVERLOADED, StoreDown, Unauthorized
 from lamina.gateway.ingress.messages import (
     MAX_HEADS,
@@ -40,6 +39,7 @@ from lamina.gateway.ingress.messages import (
     pack_messages,
 )
 from lamina.gateway.ingress.throttle import UNKNOWN_TENANT, CallPacer, TenantShare
+from lamina.ipc.event_loop import clock_us
 from lamina.ipc.framing import FrameError
 from lamina.server.exchange import HttpRequest
 from lamina.server.http1 import OnHeadChecked

@@ -10,7 +10,6 @@ from typing import Any, cast
 from lamina import encoding
 from lamina.access.records import Identity
 from lamina.core.actions import Reject, Reply
-from lamina.drivers.timer import clock_us
 from lamina.errors import LaminaError, UnknownTarget
 from lamina.gateway.auth import LOCAL
 from lamina.gateway.ingress.controller_link import ControllerLink
@@ -64,6 +63,7 @@ from lamina.gateway.routes.codec_pool import (
 from lamina.gateway.routes.http_codec import decode_inputs, encode_result, reply_headers
 from lamina.gateway.routes.problems import answered, defect_problem, error_problem, rejection_problem, respond_problem
 from lamina.gateway.routes.rejection_cache import CachedRejection
+from lamina.ipc.event_loop import clock_us
 from lamina.sdk.binding import Param
 from lamina.server.drain_watch import DrainWatch
 from lamina.server.exchange import Exchange, HttpRequest

@@ -19,7 +19,6 @@ from msgspec import Struct, structs
 from lamina.cluster.data_port import DataPort, FetchFailed
 from lamina.cluster.ingress_connection import LeaderConnection
 from lamina.cluster.value_fetcher import Fetched, ValueFetcher
-from lamina.drivers.timer import clock_us
 from lamina.errors import LaminaError, LeadershipLost, NotLeader
 from lamina.gateway.ingress.controller_link import ControllerLink
 from lamina.gateway.ingress.handlers import KnownRoutes
@@ -52,6 +51,7 @@ from lamina.gateway.ingress.messages import (
     pack_messages,
 )
 from lamina.gateway.routes.problems import PROBLEM, error_problem
+from lamina.ipc.event_loop import clock_us
 from lamina.ipc.framing import FrameError
 from lamina.server.exchange import HttpRequest
 from lamina.values.references import NodeRef, ReleaseSlots

@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from lamina.access.authorization import Grant, rule_of
 from lamina.core.actions import Reply
-from lamina.drivers.timer import clock_us
 from lamina.errors import LaminaError
 from lamina.gateway.ingress.messages import (
     MAX_HEADS,
@@ -62,6 +61,7 @@ from lamina.gateway.routes.http_codec import DecodedBody
 from lamina.gateway.routes.problems import PROBLEM, HttpProblem, defect_problem, error_problem
 from lamina.gateway.routes.router import Router
 from lamina.ipc.child_process import ChildProcess, ProcessSpec
+from lamina.ipc.event_loop import clock_us
 from lamina.ipc.framing import FrameError
 from lamina.server.drain_watch import piece_cost
 from lamina.server.exchange import Exchange, HttpRequest

@@ -19,7 +19,7 @@ from lamina.access.authorization import Grant
 from lamina.core.actions import FailCall, Reply
 from lamina.drivers.driver import Ending
 from lamina.errors import BadValue, Forbidden, LaminaError
-from lamina.gateway.observability.rolling_stats import BatchUsage
+from lamina.gateway.observability.metrics import BatchUsage
 from lamina.gateway.routes.http_codec import parse_query
 from lamina.gateway.routes.problems import answered, error_problem, respond_problem
 from lamina.server.exchange import Exchange, HttpRequest

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Struct
 
 from lamina.access.authorization import Grant
-from lamina.errors import BadValue, NotFound
-from lamina.gateway.routes.http_codec import parse_query
+from lamina.errors import NotFound
+from lamina.gateway.routes.http_codec import parse_query, query_int
 from lamina.server.exchange import Exchange, HttpRequest
 
 KEPT_LINES = 10_000
@@ -78,9 +78,7 @@ class FunctionLogs:
 
         `?function=NAME&call=ID&tail=100&follow=1`: the last lines, and with `follow` those to come."""
         asked = parse_query(request, ("function", "call", "tail", "follow"))
-        tail = asked.get("tail", "100")
-        if not tail.isdecimal() or len(tail) > 9 or int(tail) > KEPT_LINES:
-            raise BadValue(f"tail: {tail[:40]!r} is not a number up to {KEPT_LINES}", hint="leave it out for the last 100 lines")
+        tail = query_int(asked, "tail", 100, KEPT_LINES)
         name, call = asked.get("function", ""), asked.get("call", "")
         if name and known.isdisjoint((name, name.rpartition("-")[0])):
             raise NotFound(f"no function or instance {name[:80]!r}", hint="lamina ls shows what there is")
@@ -91,7 +89,7 @@ class FunctionLogs:
         kept = [[line for line in lines if wants(owner, line)] for owner, lines in self._lines.items() if grant.sees(owner)]
         found = list(merge(*kept, key=attrgetter("at")))
         exchange.start_stream(200, CONTENT_TYPE)
-        exchange.send_chunk(b"".join(_encoded(line) for line in found[max(0, len(found) - int(tail)) :]))
+        exchange.send_chunk(b"".join(_encoded(line) for line in found[max(0, len(found) - tail) :]))
         if asked.get("follow") != "1":
             exchange.end_stream()
             return

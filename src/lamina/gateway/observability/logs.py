@@ -15,7 +15,7 @@ from lamina.drivers.driver import Ending
 from lamina.encoding import escape_controls
 from lamina.gateway.observability.rate_limiter import RateLimiter
 from lamina.planner.slo_check import SloShortfall
-from lamina.units import show_us
+from lamina.units import show_count, show_us
 
 if TYPE_CHECKING:
     from lamina.gateway.observability.metrics import Metrics
@@ -141,7 +141,7 @@ class RefusalLog:
             offer = f"; {show_us(offer_us)} could be met" if offer_us else ""
             counts = ", ".join(f"{count} {reason}" for reason, count in sorted(fresh.items()))
             extra = {"target": target, "outcome": "refused", "reason": next(iter(sorted(fresh)))}
-            requests.info("%s: refused %d calls: %s%s", target, sum(fresh.values()), counts, offer, extra=extra)
+            requests.info("%s: refused %s: %s%s", target, show_count(sum(fresh.values()), "call"), counts, offer, extra=extra)
             for one in self._shortfalls(target) if "deadline" in fresh else ():
                 if (one.target, one.slo_us) not in self._told:
                     self._told.add((one.target, one.slo_us))

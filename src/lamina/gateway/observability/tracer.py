@@ -19,7 +19,7 @@ from lamina.core.actions import Action, FailCall, JobRef, Reject, Reply, StartBa
 from lamina.core.events import BatchFailed, BatchFinished, Event, InstanceLost
 from lamina.drivers.engine import Origin
 from lamina.drivers.realtime import RealtimeDriver
-from lamina.drivers.timer import clock_us
+from lamina.ipc.event_loop import clock_us
 from lamina.sdk.spans import InnerSpan
 from lamina.types import NEVER_US
 

@@ -175,6 +175,14 @@ def parse_query(request: HttpRequest, known: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
+def query_int(query: Mapping[str, str], name: str, default: int, most: int, least: int = 0) -> int:
+    """A whole number of a query. Its digits are counted first: Python reads no number of thousands of them."""
+    text = query.get(name, str(default))
+    if not text.isdecimal() or len(text) > 18 or not least <= int(text) <= most:
+        raise BadValue(f"{name}: {text[:40]!r} is not a whole number from {least} to {most}", hint=f"leave it out for {default}")
+    return int(text)
+
+
 def encode_result(blob: encoding.Blob, accept: bytes) -> tuple[int, bytes, bytes, bytes]:
     """Status, body, content type and header lines of a result. One without a form to send is the function's error, not the
     client's."""

@@ -8,7 +8,7 @@ from msgspec import Struct, structs
 
 from lamina.core.workflow.flow import Flow
 from lamina.drivers.realtime import RealtimeDriver
-from lamina.gateway.observability.rolling_stats import RollingStats
+from lamina.gateway.observability.metrics import RollingStats
 from lamina.gateway.routes.targets import CallTarget
 from lamina.predict.online import OnlinePredictor
 from lamina.predict.profile import Profile

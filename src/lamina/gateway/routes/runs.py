@@ -156,7 +156,7 @@ class RunRoutes:
             raise BadValue(f"before: {query['before'][:40]!r} is no run", hint="give the `next` of the page before")
         if query.get("state", "failed") not in STATES:
             raise BadValue(f"state: {query['state'][:40]!r} is no state of a run", hint=f"one of {', '.join(STATES)}")
-        limit = _parse_int(query.get("limit", "50"), "limit", 1, MAX_PAGE)
+        limit = http_codec.query_int(query, "limit", 50, MAX_PAGE, least=1)
 
         def work(db: Session) -> list[tuple[RunRow, bytes | None]]:
             target, state, before = query.get("target", ""), query.get("state", ""), query.get("before", "")
@@ -196,7 +196,7 @@ class RunRoutes:
 
     def _result(self, row: RunRow, request: HttpRequest, exchange: Exchange, grant: Grant) -> None:
         """The result now, or within `wait_ms`; 202 if it is not there by then."""
-        wait_ms = _parse_int(http_codec.parse_query(request, ("wait_ms",)).get("wait_ms", "0"), "wait_ms", 0, MAX_WAIT_MS)
+        wait_ms = http_codec.query_int(http_codec.parse_query(request, ("wait_ms",)), "wait_ms", 0, MAX_WAIT_MS)
         waiting = _Waiting()
 
         def look() -> None:
@@ -325,14 +325,6 @@ def _digest(label: bytes, inputs: Mapping[str, Parts]) -> str:
         for part in parts:
             digest.update(part)
     return digest.hexdigest()
-
-
-def _parse_int(text: str, field: str, least: int, most: int) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 9 or not least <= int(text) <= most:
-        raise BadValue(
-            f"{field}: {text[:20]!r} is not a whole number from {least} to {most}", hint="leave it out for the default"
-        )
-    return int(text)
 
 
 # ------------------------------------------------------------------------- history

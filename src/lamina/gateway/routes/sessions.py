@@ -27,7 +27,7 @@ from lamina.drivers.engine import MessageStream
 from lamina.errors import BadValue, Conflict, FunctionFailed, LaminaError, NotFound, Refused, UnknownTarget
 from lamina.gateway.routes.calls import CallHandler
 from lamina.gateway.routes.codec_pool import CodecTooLarge, check_light
-from lamina.gateway.routes.http_codec import JSON, VALUE, DecodedBody, decode_inputs, parse_query
+from lamina.gateway.routes.http_codec import JSON, VALUE, DecodedBody, decode_inputs, parse_query, query_int
 from lamina.gateway.routes.router import RouteHandler
 from lamina.gateway.routes.streaming import NO_RESULT, piece_text
 from lamina.gateway.routes.targets import CallTarget, TargetRegistry
@@ -307,7 +307,7 @@ class SessionRoutes:
     def _read(self, request: HttpRequest, exchange: Exchange, grant: Grant, id: str) -> None:
         session = self._find(grant, id)
         query = parse_query(request, _READ)
-        after, wait_ms = _number(query, "after", 2**53), _number(query, "wait_ms", MAX_WAIT_MS)
+        after, wait_ms = query_int(query, "after", 0, 2**53), query_int(query, "wait_ms", 0, MAX_WAIT_MS)
         session.acknowledge(after)
         undo: list[Callable[[], None]] = []
 
@@ -368,10 +368,3 @@ def _read_problem(body: bytes, content_type: bytes) -> Any:
 def replace_query(request: HttpRequest) -> HttpRequest:
     """The request without its query, which is not about the inputs."""
     return msgspec.structs.replace(request, query=b"")
-
-
-def _number(query: dict[str, str], name: str, most: int) -> int:
-    text = query.get(name, "0")
-    if not text.isdecimal() or int(text) > most:
-        raise BadValue(f"{name}: {text[:40]!r} is not a whole number up to {most}", hint="leave it out for 0")
-    return int(text)

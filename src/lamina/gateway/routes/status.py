@@ -14,7 +14,7 @@ from lamina.drivers.engine import Engine
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.engines.composite import CompositeEngine
 from lamina.engines.emulated import EmulatedEngine
-from lamina.gateway.observability.rolling_stats import RollingStats, UsageShare
+from lamina.gateway.observability.metrics import RollingStats, UsageShare
 from lamina.gateway.routes.targets import CallTarget
 from lamina.gpu.protocol import ExecutorReport
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from lamina.gpu.slicer import HostSlicer, SliceCatalogue, SlicerCheck, check_mask
 from lamina.types import DeviceSpec, SliceLimits
+from lamina.units import show_count
 
 
 @dataclass(slots=True)
@@ -53,7 +54,7 @@ class CpuSlicer(HostSlicer):
 
     @classmethod
     def check(cls) -> SlicerCheck:
-        return SlicerCheck("cpu", True, f"{len(os.sched_getaffinity(0))} cores")
+        return SlicerCheck("cpu", True, show_count(len(os.sched_getaffinity(0)), "core"))
 
     def slice(self, mask: int) -> CpuSlice:
         found: CpuSlice | None = self._catalogue.lookup(mask)

@@ -1,8 +1,8 @@
 """Default policy: every batch in the cheapest configuration that is still in time.
 
     admit     a call is rejected only if it would be late, by what is queued or, in overload, at the fair share of its target; or
-              if it would cost more than its limit. It is told which latency and price could be met (`admission.py`,
-              `estimate.py`, `load_shedding.py`)
+              if it would cost more than its limit. It is told which latency and price could be met (`estimate.py`,
+              `load_shedding.py`, `cost_budget.py`)
     dispatch  all configurations (batch, units, cores) on all devices with free units are compared at once, for a step of a
               workflow together with the cheapest way to do the rest of it (`batch_planner.py`, `optimizer.py`). Small slices and
               full batches cost least, so they are taken and waited for while the goal allows it; the tighter the goal, the larger
@@ -34,21 +34,22 @@ from lamina.planner.arrival_rates import ArrivalRates
 from lamina.planner.batching import LEAD_US, commit_at_us, is_most_urgent, largest_awaited, should_wait_for_resubmits
 from lamina.planner.blocking import BlockingRule, is_pressed
 from lamina.policies.frontier import explain
-from lamina.policies.frontier.admission import CostBudget, RecentEstimates, allows_probe
 from lamina.policies.frontier.autoscaler import FrontierAutoscaler
 from lamina.policies.frontier.backlog import BacklogModel
 from lamina.policies.frontier.batch_planner import (
     BatchingFeedback,
     BatchPlanner,
     NextBatch,
-    RunFeasibility,
     as_asked,
     cheaper_upcoming_slots,
     fastest_config,
     least_latency,
     select_batch,
+    states_goal,
 )
 from lamina.policies.frontier.candidate_slots import (
+    NOTHING,
+    BatchDecision,
     CandidateSlot,
     free_candidates,
     patient_candidates,
@@ -56,9 +57,11 @@ from lamina.policies.frontier.candidate_slots import (
     upcoming_candidates,
 )
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTables, DeviceKinds
-from lamina.policies.frontier.estimate import CompletionEstimator
+from lamina.policies.frontier.cost_budget import CostBudget
+from lamina.policies.frontier.estimate import CompletionEstimator, RecentEstimates, allows_probe
 from lamina.policies.frontier.load_shedding import LoadShedder
-from lamina.policies.frontier.optimizer import CONGESTION_SLACK, NOTHING, BatchDecision, ConfigOptimizer, states_goal
+from lamina.policies.frontier.optimizer import CONGESTION_SLACK, StepOptimizer
+from lamina.policies.frontier.run_feasibility import RunFeasibility
 from lamina.policies.frontier.workflow_plans import PlanCache
 from lamina.types import NEVER_US, Call
 
@@ -117,7 +120,7 @@ class Policy:
         self._backlog = BacklogModel(tables, self._plans, self._kinds)
         self._estimator = CompletionEstimator(tables, self._plans, self._backlog)
         self._budget = CostBudget(tables, self._plans, rates)
-        self._planner = BatchPlanner(ConfigOptimizer(self.spare, self.patience), self._feedback)
+        self._planner = BatchPlanner(self.spare, self.patience, StepOptimizer(self.spare), self._feedback)
         self._feasibility = RunFeasibility(tables)
         self._autoscaler = FrontierAutoscaler(self.period_us, tables, rates)
 

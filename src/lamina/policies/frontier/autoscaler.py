@@ -32,6 +32,7 @@ from lamina.planner.instance_placement import (
     has_block,
     has_enough_instances,
     is_evictable,
+    is_held,
     spreads,
     units_to_reserve,
 )
@@ -199,20 +200,21 @@ class FrontierAutoscaler:
     def _scale_function(self, view: View, function: FunctionState) -> Iterator[Decision]:
         """As many instances as the function needs, no more than it may have, none that stays idle for good."""
         spec, now_us = function.spec, view.now_us
-        loaded = []
+        loaded, held = list[Instance](), list[Instance]()
         for instance in list(function.instances.values()):
             if not has_block(view, instance) or not self._has_config(view, function, instance):
                 yield UnloadInstance(instance.id)
             elif instance.phase in (InstancePhase.LOADING, InstancePhase.WARM):
-                loaded.append(instance)
+                (held if is_held(view, instance) else loaded).append(instance)
         needed = self._instances_needed(view, function, self.rates.scaling_rate(now_us, function))
         is_wanted = len(function.queue) or function.expected_jobs > 0 or function.rejections
         is_wanted = is_wanted or function.arrivals.last_us == now_us  # rejected just now
         if is_wanted if not loaded else len(function.queue):  # however long ago it was called: a load may take longer than that
             needed = max(1, needed)
-        want = max(spec.scale.min, min(spec.scale.max, needed))
+        want = min(max(spec.scale.min, min(spec.scale.max, needed)), max(0, spec.scale.max - len(held)))
         self._homeless.pop(spec.name, None)
-        if want > len(loaded) and now_us >= function.load_not_before_us:
+        may_load = now_us >= function.load_not_before_us
+        if want > len(loaded) and may_load:
             if not loaded and is_wanted and self._pick_device(view, function) is None:  # none leaves for one that might be called
                 yield from evictions(view, function, lambda instance: (self._worth(view, instance), instance.last_used_us))
                 if self.has_room(view, function):
@@ -222,7 +224,7 @@ class FrontierAutoscaler:
                 if device is None or (more >= max(1, spec.scale.min) and not self._may_spread(view, function, device)):
                     break
                 yield LoadInstance(spec.name, device.spec.id, units_to_reserve(function, device))
-        elif len(loaded) < spec.scale.max and now_us >= function.load_not_before_us and self._is_stuck(view, function, loaded):
+        elif may_load and len(loaded) + len(held) < spec.scale.max and self._is_stuck(view, function, loaded):
             device = self._pick_device(view, function, with_free_units=True)
             if device is not None and self._may_spread(view, function, device):
                 yield LoadInstance(spec.name, device.spec.id, units_to_reserve(function, device))

@@ -1,7 +1,10 @@
 """Batch planner: members, configuration and delay of the next batch of a function.
 
-The optimisation itself is in `optimizer.py`. Here is what goes into it: the jobs of the batch and its head, the goal of that
-head (or none), what comes after, and the cost budget. Upstream jobs are known and worth waiting for.
+The jobs of the batch and its head, the goal of that head (or none), what comes after, and the cost budget. A function by itself
+gets the cheapest configuration of its candidate slots, or waits for more jobs; a step of a workflow is weighed together with
+the rest of its run (`optimizer.py`). Upstream jobs are known and worth waiting for. Closed-loop clients call again when they are
+answered, not before; for them, and on reserved slices, which are paid for whether they are used or not, `planner/batching.py`
+says what to wait for.
 """
 
 from __future__ import annotations
@@ -11,25 +14,34 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import View
 from lamina.core.scheduling.jobs import Job
-from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState
-from lamina.planner.batching import batchable_prefix, largest_awaited, largest_batch_within, recheck_at_count, wait_until_us
+from lamina.planner.batching import batchable_prefix, largest_awaited, recheck_at_count, wait_until_us
 from lamina.planner.blocking import BlockingRule
 from lamina.planner.upstream_jobs import wait_for_upstream_us
-from lamina.policies.frontier.candidate_slots import CandidateSlot, upcoming_candidates
-from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, ConfigTables
-from lamina.policies.frontier.optimizer import CLOSED_LOOP, MIN_SAVING, NOTHING, BatchDecision, ConfigOptimizer, cheapest_slot
+from lamina.policies.frontier.candidate_slots import (
+    MIN_SAVING,
+    NOTHING,
+    BatchDecision,
+    CandidateSlot,
+    WaitBudget,
+    cheapest_slot,
+    upcoming_candidates,
+)
+from lamina.policies.frontier.config_table import BatchConfig, ConfigTables
+from lamina.policies.frontier.optimizer import StepOptimizer
 from lamina.policies.frontier.workflow_plans import StepPlan
-from lamina.types import NEVER_US, Objective
+from lamina.types import NEVER_US, Call, Objective, Slo
 
 MUCH_SLOWER = 2.0
 """Times what a job takes on the slice its function asks for: as long as waiting for a batch like it to end."""
 
 PASS_OVER = 1.1
 """Times the least possible cost: a head for which its batch would be dearer than that may be passed over in a crowd."""
+
+CLOSED_LOOP = 0.5
+"""From this share of clients that resubmit at once on, they count as closed-loop clients."""
 
 
 # ------------------------------------------------------------------------ members
@@ -109,11 +121,18 @@ class NextBatch(NamedTuple):
         return self.jobs[0].due_us if self.in_time else self.jobs[0].expires_us
 
 
+def states_goal(call: Call, slo: Slo) -> bool:
+    """Whether a latency goal was stated. A timeout is no goal."""
+    return call.deadline_us < NEVER_US and (slo.latency_us > 0 or call.deadline_us - call.arrived_us < slo.timeout_us)
+
+
 @dataclass(frozen=True, slots=True)
 class BatchPlanner:
     """Decides for one batch at a time: start it now, and how, or wait for more jobs."""
 
-    optimizer: ConfigOptimizer
+    spare: float
+    patience: float
+    steps: StepOptimizer
     feedback: BatchingFeedback
 
     def decide(self, view: View, batch: NextBatch, slots: list[CandidateSlot], cost_limit: float) -> BatchDecision:
@@ -138,19 +157,67 @@ class BatchPlanner:
         for slot in slots:
             if not slot.device.spec.owned or objective == "cost":  # waiting saves time that is paid for
                 if self.feedback.should_wait(function.spec.name) and objective != "throughput":
-                    waiting = self.optimizer.wait_budget(view, function, head, count, objective)
+                    waiting = self._wait_budget(view, function, head, count, objective)
                 break
         decision = NOTHING
         if plan is not None:
             within_us = call.deadline_us - now_us
             if cost_limit < math.inf:
-                decision = self.optimizer.for_step(now_us, slots, count, within_us, slo_us, waiting, plan, cost_limit)
+                decision = self.steps.for_step(now_us, slots, count, within_us, slo_us, waiting, plan, cost_limit)
             if decision is NOTHING:
-                decision = self.optimizer.for_step(now_us, slots, count, within_us, slo_us, waiting, plan)
+                decision = self.steps.for_step(now_us, slots, count, within_us, slo_us, waiting, plan)
             waiting = None
         if decision is NOTHING:
-            decision = self.optimizer.for_function(now_us, slots, count, head.due_us - now_us, slo_us, waiting)
+            decision = self._for_function(now_us, slots, count, head.due_us - now_us, slo_us, waiting)
         return self._with_delay(view, function, head, count, decision)
+
+    def _wait_budget(
+        self, view: View, function: FunctionState, job: Job, count: int, objective: Objective = "deadline"
+    ) -> WaitBudget | None:
+        """The wait budget of a job with a goal; None if no further jobs are expected, or clients are in a closed loop."""
+        arrivals = function.arrivals
+        if (
+            count >= largest_awaited(function.spec)
+            or arrivals.interarrival_us >= NEVER_US
+            or arrivals.resubmit_share > CLOSED_LOOP
+        ):
+            return None
+        call = job.run.call
+        gap_us = max(arrivals.interarrival_us, float(view.now_us - arrivals.last_us))
+        impatience = 0.0 if objective == "cost" else 1 - self.patience
+        return WaitBudget(gap_us, call.deadline_us - call.arrived_us, impatience, job.enqueued_us)
+
+    def _for_function(
+        self, now_us: int, slots: list[CandidateSlot], count: int, within_us: int, slo_us: int, waiting: WaitBudget | None
+    ) -> BatchDecision:
+        """A function by itself, or a step by its own due time."""
+        found = cheapest_slot(slots, count, int(within_us / (1 + self.spare)), slo_us) or cheapest_slot(slots, count, within_us)
+        if found is None:
+            return NOTHING
+        slot, config = found
+        within_us -= slot.device.way_us
+        if waiting is None or config.batch < count or slot.is_exact:
+            return BatchDecision(slot, config)
+        table = slot.table
+        least, target = config.cost * (1 - MIN_SAVING), None
+        rest_us = within_us - waiting.kept_us(config.time_us)
+        more = 1
+        while True:
+            batch = min(count + more, table.max_batch)
+            time_us = int((rest_us - (batch - count) * waiting.gap_us) / (1 + self.spare))
+            if time_us <= 0:
+                break
+            tried = table.cheapest_within(batch, time_us)
+            if tried is not None and tried.batch > count and tried.cost < least:
+                least, target = tried.cost, tried
+            if batch == table.max_batch:
+                break
+            more *= 2
+        if target is None:
+            return BatchDecision(slot, config)
+        latest_us = now_us + rest_us - int(target.time_us * (1 + self.spare))
+        until_us = waiting.until_us(now_us, latest_us, target.batch - count, target.time_us)
+        return BatchDecision(slot, config, until_us, target.batch)
 
     def _with_delay(self, view: View, function: FunctionState, head: Job, count: int, decision: BatchDecision) -> BatchDecision:
         """Wait for upstream jobs; and without a plan for the rest of a workflow, for any that pay in throughput."""
@@ -162,7 +229,7 @@ class BatchPlanner:
             return decision
         arrivals, is_function = function.arrivals, not head.run.is_workflow
         latency_us = partial(slot.table.latency_us, units=config.units, cores=config.cores)
-        start_by_us = min(head.due_us, head.expires_us) - int(latency_us(count + 1) * (1 + self.optimizer.spare)) - 1
+        start_by_us = min(head.due_us, head.expires_us) - int(latency_us(count + 1) * (1 + self.spare)) - 1
         start_by_us -= slot.device.way_us
         if is_function:  # a batch that waits to the last moment is late as often as batches are
             start_by_us -= view.admission_margin_us(head.run.flow.name)
@@ -344,96 +411,3 @@ class BatchingFeedback:
             record.penalty = max(1, record.penalty // 2)
             record.trust = min(1.0, record.trust + 0.25) if count > record.waiting else 0.5 * record.trust
         record.waiting = 0
-
-
-# ------------------------------------------------------------------------ feasibility of a run
-
-
-HOPE = 0.75
-"""Of the times that are planned with: those are seldom exceeded, so with less there is still something to be hoped for."""
-
-RECHECK_PART = 16
-"""A feasible run is checked again when such a part of the time it has left is gone: counting a thousand items for each of their
-batches would take longer than choosing the batch."""
-
-
-@dataclass(slots=True)
-class RunFeasibility:
-    """Feasibility of a run: if the slowest item of a map cannot meet the deadline, drop the run before spending time on others.
-
-    Jobs of one run that wait for the same function, such as the lines of a page, are all needed. So a run is asked about as a
-    whole. The answer is generous: nothing but what is running or committed already is in its way, and its slices are of whatever
-    size lets most of its jobs end in time.
-    """
-
-    tables: ConfigTables
-    _checked: dict[str, tuple[str, int]] = field(default_factory=dict)  #: by function: the call last asked about, and until when
-
-    def is_infeasible(self, view: View, function: FunctionState, head: Job) -> bool:
-        """Whether the jobs of its run that wait here cannot all end in time any more."""
-        name, call, now_us = function.spec.name, head.run.call.id, view.now_us
-        if len(head.run.jobs) < 2:
-            return False
-        checked, until_us = self._checked.get(name, ("", 0))
-        if checked == call and now_us < until_us:
-            return False
-        if self._too_many(view, function, head):
-            return True
-        self._checked[name] = (call, now_us + (head.expires_us - now_us) // RECHECK_PART)
-        return False
-
-    def _too_many(self, view: View, function: FunctionState, head: Job) -> bool:
-        missing = sum(job.is_queued and job.function == head.function for job in head.run.jobs.values())
-        if missing < 2:
-            return False
-        instances: dict[str, int] = {}  #: by device
-        for instance in function.instances.values():
-            if instance.phase is InstancePhase.WARM:
-                instances[instance.device] = instances.get(instance.device, 0) + 1
-        for device_id, count in instances.items():
-            device = view.devices[device_id]
-            at_once = count * (function.batches_at_once(device) or device.spec.units)
-            table = self.tables.table_for(view, function, device)
-            missing -= _in_time(view, device, table, at_once, missing, head.expires_us)
-            if missing <= 0:
-                return False
-        return True
-
-
-def _in_time(view: View, device: Device, table: ConfigTable, at_once: int, wanted: int, until_us: int) -> int:
-    """How many of so many jobs can end here by then, in so many batches side by side at most."""
-    free_us = sorted(_free_us(view, device))
-    most = min(wanted, table.max_batch)
-    best = 0 if table.is_known else wanted
-    for size in table.unit_counts:
-        latency_us = partial(_hoped_us, table, size)
-        full_us = latency_us(most)
-        if not full_us:
-            continue  # its latency is unknown, so no batch will have that slice
-        found = 0
-        for last in range(size - 1, min(at_once * size, len(free_us)), size):
-            rounds, left_us = divmod(max(0, until_us - free_us[last]), full_us)
-            found += rounds * most + largest_batch_within(most, left_us, latency_us)
-        best = max(best, found)
-        if best >= wanted:
-            break
-    return best
-
-
-def _hoped_us(table: ConfigTable, units: int, batch: int) -> int:
-    return int(HOPE * table.latency_us(batch, units, table.core_counts[-1]))
-
-
-def _free_us(view: View, device: Device) -> list[int]:
-    """Of every unit, when what is running on it, and booked behind that, has ended."""
-    free_us = [view.reach_us(device)] * device.spec.units
-    for batch_id in device.running:
-        batch = view.batches[batch_id]
-        mask, end_us = batch.mask, batch.expected_end_us
-        while batch.follower is not None:
-            batch = batch.follower
-            end_us = max(view.now_us, end_us) + batch.predicted_us
-        for unit in range(device.spec.units):
-            if mask >> unit & 1:
-                free_us[unit] = max(free_us[unit], end_us)
-    return free_us

@@ -1,4 +1,10 @@
-"""Candidate slots for the next batch: what `core/scheduling/slots.py` finds, with the configurations that could run there."""
+"""Candidate slots for the next batch: what `core/scheduling/slots.py` finds, with the configurations that could run there; and
+the cheapest of them.
+
+Waiting for a larger batch costs nothing but time, so one that is expected to fill is waited for while the goal allows it. Kept
+free of that (`WaitBudget`): `spare` of the time it will take, and a part of the whole time of a call (all but `patience` of
+it). A lone request does not wait for others that do not come: the gap between arrivals grows while none arrives.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +32,18 @@ SPREAD = 2654435761
 
 NEAR = 1.25
 """Times the shortest way: a device no further than that is as good as the nearest."""
+
+MIN_SAVING = 0.03
+"""A larger batch that saves less than this is not waited for."""
+
+CONGESTION_COST = 1.0
+"""Times its price: what more than half the time of a call costs besides on a full device. The next job waits that long."""
+
+MAX_WAIT_BATCHES = 3
+"""Times a batch takes that its first job may wait for others."""
+
+
+# ------------------------------------------------------------------------ slots
 
 
 class CandidateSlot(NamedTuple):
@@ -194,3 +212,65 @@ def _within_bandwidth(view: View, function: FunctionState, found: list[Candidate
         elif most and not slot.is_exact:
             kept.append(slot._replace(units=most))
     return kept
+
+
+# ------------------------------------------------------------------------ the cheapest of them
+
+
+class BatchDecision(NamedTuple):
+    """Start `config` at `slot`; or first wait until `until_us`, unless there are `at_count` jobs before."""
+
+    slot: CandidateSlot | None
+    config: BatchConfig | None
+    until_us: int = 0
+    at_count: int = 0
+
+
+NOTHING = BatchDecision(None, None)
+
+
+class WaitBudget(NamedTuple):
+    """How further jobs arrive, and what must stay free of the time a call has."""
+
+    gap_us: float
+    slo_us: int
+    impatience: float
+    since_us: int  #: the first of them waits since then
+
+    def kept_us(self, fastest_us: int) -> int:
+        return int(self.impatience * max(0, self.slo_us - fastest_us))
+
+    def until_us(self, now_us: int, latest_us: int, missing: int, time_us: int) -> int:
+        """As late as can be, but no longer than three times what it should take, nor, all in all, than a few such batches
+        take: a generous goal is no leave to make all calls wait for it."""
+        return min(latest_us, self.since_us + MAX_WAIT_BATCHES * time_us, now_us + int(3 * missing * self.gap_us) + 50)
+
+
+def cheapest_slot(
+    slots: list[CandidateSlot], count: int, within_us: int, slo_us: int = 0
+) -> tuple[CandidateSlot, BatchConfig] | None:
+    """Cheapest slot that is free and configuration within the time, the way there and back included; reserved slices first.
+    `slo_us` is for the congestion cost: on a full device a stay of that length costs twice its price."""
+    best: tuple[CandidateSlot, BatchConfig] | None = None
+    least: tuple[bool, float, int, BatchConfig] | None = None
+    half_us = slo_us // 2
+    for slot in slots:
+        way_us = slot.device.way_us
+        config = slot.cheapest_within(count, within_us - way_us)
+        if config is None:
+            continue
+        cost = slot.cost(config) if slot.transfer_us else config.cost
+        if slo_us and config.time_us > half_us and not slot.is_exact and slot.device.busy:
+            congestion = CONGESTION_COST * slot.device.busy.bit_count() / slot.device.spec.units / slo_us
+            cost *= 1 + congestion * (config.time_us - half_us)
+            slowest = config
+            for other in slot.pareto(count)[1]:
+                if other is slowest:
+                    break
+                tried = slot.cost(other) * (1 + congestion * max(0, other.time_us - half_us))
+                if tried < cost and slot.time_us(other) <= within_us - way_us:
+                    config, cost = other, tried
+        rank = (not slot.is_reserved, cost, way_us, config)
+        if least is None or rank < least:
+            best, least = (slot, config), rank
+    return best

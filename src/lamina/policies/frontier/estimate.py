@@ -7,6 +7,9 @@ then comes its own path, the faster the less there is to wait for.
 
 Which ways there are is data: the configuration tables. Where slices are chosen freely (`frontier`) they have all that the device
 has; where every batch has the slice its function asks for (`edf`) they have that one, in all sizes of batches.
+
+A call with ample time is admitted by a recent estimate (`RecentEstimates`), and one that only the admission margin speaks
+against on an idle device (`allows_probe`).
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import NamedTuple
 
 from lamina.core.giving_way import held_by_yielding
 from lamina.core.lifecycle import LOADING, WARM
-from lamina.core.policy import View
+from lamina.core.policy import Admitted, View
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState, Instance
 from lamina.core.workflow.flow import Flow
@@ -27,7 +30,7 @@ from lamina.planner.frontier import Frontier
 from lamina.policies.frontier.backlog import BacklogModel, BacklogSnapshot
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, ConfigTables
 from lamina.policies.frontier.workflow_plans import PlanCache
-from lamina.types import NEVER_US, WHOLE_UNIT
+from lamina.types import NEVER_US, WHOLE_UNIT, Call
 
 PACKING_EFFICIENCY = 0.7
 """Part of a device that work with a deadline can fill in time: what is left over comes from batches that do not fit together."""
@@ -46,6 +49,10 @@ IN_FLIGHT = 2
 
 MAX_STEPS = 32
 """Batches of a queue that are looked at one by one."""
+
+AMPLE_SLACK = 8
+RECENT_US = 2_000
+"""A call with so many times the time that another of its target was given so recently is admitted with that, while few wait."""
 
 
 class KindCapacity(NamedTuple):
@@ -381,3 +388,52 @@ def _path_us(whole: Frontier, allowed_us: int, is_overloaded: bool) -> int:
     if least >= 1e300:
         return whole.fastest_us
     return max(whole.fastest_us, min(int(whole.time_us[int((whole.cost > least).sum())]), allowed_us // 2))
+
+
+# ------------------------------------------------------------------------ recent estimates and probes
+
+
+@dataclass(frozen=True, slots=True)
+class RecentEstimates:
+    """Recent estimates by target. Most calls have many times the time they take, and few wait: reusing an estimate saves most
+    of what an arrival costs."""
+
+    _estimates: dict[str, tuple[int, int]] = field(default_factory=dict)  #: until when, and the estimate
+
+    def lookup(self, view: View, flow: Flow, call: Call) -> Admitted | None:
+        """The recent estimate as an admission; None if a new estimate is needed."""
+        until_us, estimate_us = self._estimates.get(flow.name, (0, 0))
+        if until_us <= view.now_us:
+            return None
+        if call.expires_us - view.now_us <= AMPLE_SLACK * estimate_us + view.admission_margin_us(call.target):
+            return None
+        for name in flow.functions:
+            function = view.functions[name]
+            if not function.instances or len(function.queue) > 2 * function.spec.max_batch:
+                return None
+        return Admitted(estimate_us)
+
+    def admit(self, view: View, flow: Flow, estimate_us: int) -> Admitted:
+        """Admit with this estimate, and keep it for the next calls."""
+        if estimate_us:
+            self._estimates[flow.name] = (view.now_us + RECENT_US, estimate_us)
+        return Admitted(estimate_us)
+
+
+def allows_probe(view: View, flow: Flow, needed_us: int, allowed_us: int) -> bool:
+    """Admit as a probe: only the admission margin speaks against this call, and nothing of its kind is served. The margin is
+    learnt from calls that are served; if all were rejected, it would stay as it is, on an idle device."""
+    return needed_us <= allowed_us and flow.sole_task is not None and is_idle(view, view.functions[flow.sole_task.function])
+
+
+def is_idle(view: View, function: FunctionState) -> bool:
+    """Nothing of the function waits or runs, and a device it is on has free units: a rejection would save nothing."""
+    if len(function.queue):
+        return False
+    free = False
+    for instance in function.instances.values():
+        if instance.batches:
+            return False
+        device = view.devices[instance.device]
+        free = free or (instance.phase is WARM and device.busy != device.all_units)
+    return free

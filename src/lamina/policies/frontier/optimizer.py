@@ -1,139 +1,40 @@
-"""Configuration optimizer: which configuration now, or is it better to wait for a larger batch?
+"""Step optimizer: which configuration now for a step of a workflow, or is it better to wait for a larger batch?
 
-    in time     its own time, and for a step of a workflow the time of all that comes after it
+    in time     its own time, and the time of all that comes after it
     cost        of its slice, and of the cheapest way to do the rest in the time that is left (`workflow_plans.py`)
     congestion  the fuller a device, the dearer is a long stay on it: the next jobs would have to wait for its end
-    waiting     a larger batch costs less per request; it takes the time until its jobs are here
+    waiting     a larger batch costs less per request; it takes the time until its jobs are here (`WaitBudget`)
 
-Waiting costs nothing but time, so a batch that is expected to fill is waited for while the goal allows it. Kept free of
-that: `spare` of the time it will take, and a part of the whole time of a call (all but `patience` of it). A lone request does
-not wait for others that do not come: the gap between arrivals grows while none arrives. Closed-loop clients call again
-when they are answered, not before; for them, and on reserved slices, which are paid for whether they are used or not,
-`planner/batching.py` says what to wait for.
+All configurations of the step are compared at once, as arrays. A function by itself has less to compare (`batch_planner.py`).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from lamina.core.policy import View
-from lamina.core.scheduling.jobs import Job
 from lamina.core.scheduling.leases import Device
-from lamina.core.scheduling.state import FunctionState
-from lamina.planner.batching import largest_awaited
-from lamina.policies.frontier.candidate_slots import CandidateSlot
+from lamina.policies.frontier.candidate_slots import MIN_SAVING, NOTHING, BatchDecision, CandidateSlot, WaitBudget
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTable
 from lamina.policies.frontier.workflow_plans import StepPlan
-from lamina.types import NEVER_US, Call, Objective, Slo
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MIN_SAVING = 0.03
-"""A larger batch that saves less than this is not waited for."""
-
-CONGESTION_COST = 1.0
-"""Times its price: what more than half the time of a call costs besides on a full device. The next job waits that long."""
-
 CONGESTION_SLACK = 0.1
 """Of the time of a workflow, what is kept spare on a full device besides: its later steps will have to wait for a slice."""
-
-MAX_WAIT_BATCHES = 3
-"""Times a batch takes that its first job may wait for others."""
 
 MAX_STAYS = 64
 """SLOs that the cost of stays is kept for, of one step."""
 
-CLOSED_LOOP = 0.5
-"""From this share of clients that resubmit at once on, they count as closed-loop clients."""
-
-
-class BatchDecision(NamedTuple):
-    """Start `config` at `slot`; or first wait until `until_us`, unless there are `at_count` jobs before."""
-
-    slot: CandidateSlot | None
-    config: BatchConfig | None
-    until_us: int = 0
-    at_count: int = 0
-
-
-NOTHING = BatchDecision(None, None)
-
-
-class WaitBudget(NamedTuple):
-    """How further jobs arrive, and what must stay free of the time a call has."""
-
-    gap_us: float
-    slo_us: int
-    impatience: float
-    since_us: int  #: the first of them waits since then
-
-    def kept_us(self, fastest_us: int) -> int:
-        return int(self.impatience * max(0, self.slo_us - fastest_us))
-
-    def until_us(self, now_us: int, latest_us: int, missing: int, time_us: int) -> int:
-        """As late as can be, but no longer than three times what it should take, nor, all in all, than a few such batches
-        take: a generous goal is no leave to make all calls wait for it."""
-        return min(latest_us, self.since_us + MAX_WAIT_BATCHES * time_us, now_us + int(3 * missing * self.gap_us) + 50)
-
 
 @dataclass(frozen=True, slots=True)
-class ConfigOptimizer:
-    """Cheapest configuration in time, for a function by itself and for a step of a workflow."""
+class StepOptimizer:
+    """Cheapest configuration in time for a step of a workflow."""
 
     spare: float
-    patience: float
-
-    def wait_budget(
-        self, view: View, function: FunctionState, job: Job, count: int, objective: Objective = "deadline"
-    ) -> WaitBudget | None:
-        """The wait budget of a job with a goal; None if no further jobs are expected, or clients are in a closed loop."""
-        arrivals = function.arrivals
-        if (
-            count >= largest_awaited(function.spec)
-            or arrivals.interarrival_us >= NEVER_US
-            or arrivals.resubmit_share > CLOSED_LOOP
-        ):
-            return None
-        call = job.run.call
-        gap_us = max(arrivals.interarrival_us, float(view.now_us - arrivals.last_us))
-        impatience = 0.0 if objective == "cost" else 1 - self.patience
-        return WaitBudget(gap_us, call.deadline_us - call.arrived_us, impatience, job.enqueued_us)
-
-    def for_function(
-        self, now_us: int, slots: list[CandidateSlot], count: int, within_us: int, slo_us: int, waiting: WaitBudget | None
-    ) -> BatchDecision:
-        """A function by itself, or a step by its own due time."""
-        found = cheapest_slot(slots, count, int(within_us / (1 + self.spare)), slo_us) or cheapest_slot(slots, count, within_us)
-        if found is None:
-            return NOTHING
-        slot, config = found
-        within_us -= slot.device.way_us
-        if waiting is None or config.batch < count or slot.is_exact:
-            return BatchDecision(slot, config)
-        table = slot.table
-        least, target = config.cost * (1 - MIN_SAVING), None
-        rest_us = within_us - waiting.kept_us(config.time_us)
-        more = 1
-        while True:
-            batch = min(count + more, table.max_batch)
-            time_us = int((rest_us - (batch - count) * waiting.gap_us) / (1 + self.spare))
-            if time_us <= 0:
-                break
-            tried = table.cheapest_within(batch, time_us)
-            if tried is not None and tried.batch > count and tried.cost < least:
-                least, target = tried.cost, tried
-            if batch == table.max_batch:
-                break
-            more *= 2
-        if target is None:
-            return BatchDecision(slot, config)
-        latest_us = now_us + rest_us - int(target.time_us * (1 + self.spare))
-        until_us = waiting.until_us(now_us, latest_us, target.batch - count, target.time_us)
-        return BatchDecision(slot, config, until_us, target.batch)
 
     def for_step(
         self,
@@ -197,41 +98,6 @@ class ConfigOptimizer:
                 cost = config.cost * us / config.time_us * config.batch / count
                 return BatchConfig(cost, us, count, config.units, config.cores)
         return config
-
-
-def states_goal(call: Call, slo: Slo) -> bool:
-    """Whether a latency goal was stated. A timeout is no goal."""
-    return call.deadline_us < NEVER_US and (slo.latency_us > 0 or call.deadline_us - call.arrived_us < slo.timeout_us)
-
-
-def cheapest_slot(
-    slots: list[CandidateSlot], count: int, within_us: int, slo_us: int = 0
-) -> tuple[CandidateSlot, BatchConfig] | None:
-    """Cheapest slot that is free and configuration within the time, the way there and back included; reserved slices first.
-    `slo_us` is for the congestion cost: on a full device a stay of that length costs twice its price."""
-    best: tuple[CandidateSlot, BatchConfig] | None = None
-    least: tuple[bool, float, int, BatchConfig] | None = None
-    half_us = slo_us // 2
-    for slot in slots:
-        way_us = slot.device.way_us
-        config = slot.cheapest_within(count, within_us - way_us)
-        if config is None:
-            continue
-        cost = slot.cost(config) if slot.transfer_us else config.cost
-        if slo_us and config.time_us > half_us and not slot.is_exact and slot.device.busy:
-            congestion = CONGESTION_COST * slot.device.busy.bit_count() / slot.device.spec.units / slo_us
-            cost *= 1 + congestion * (config.time_us - half_us)
-            slowest = config
-            for other in slot.pareto(count)[1]:
-                if other is slowest:
-                    break
-                tried = slot.cost(other) * (1 + congestion * max(0, other.time_us - half_us))
-                if tried < cost and slot.time_us(other) <= within_us - way_us:
-                    config, cost = other, tried
-        rank = (not slot.is_reserved, cost, way_us, config)
-        if least is None or rank < least:
-            best, least = (slot, config), rank
-    return best
 
 
 def _wait_until_us(now_us: int, within_us: int, count: int, waiting: WaitBudget, plan: StepPlan, target: BatchConfig) -> int:

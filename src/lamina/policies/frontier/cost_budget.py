@@ -1,22 +1,21 @@
-"""Admission control: parts of the decision to admit a call or to reject it (`Policy.admit`).
+"""Cost budget: what a run may cost, and what it will. One source for admission, for the choice of configurations, and for what is
+given up.
 
-    RecentEstimates   fast path: a call with ample slack is admitted by a recent estimate, without a new one
-    CostBudget        what a run may cost, and what it will: one source for admission, for the choice of configurations, and for
-                      what is given up
-    allows_probe      a call that only the admission margin speaks against is admitted on an idle device
-
-The completion time itself is estimated in `estimate.py`; which calls go first in overload is decided in `load_shedding.py`.
-Rejections are remembered in one place, before a call is decoded: `gateway/routes/rejection_cache.py`.
+- At admission: what it should cost in the time it has, sharing batches with the calls that arrive meanwhile. A call that
+  would pay more than its limit is told so before anything has been spent.
+- When a batch is chosen: what is left of the limit, less what the run's other steps take; those that run, as they run, those
+  that wait or are still to come, in batches of the usual size. That is aimed at. A step behind a choice counts in full.
+- Before a batch starts: the same with the least that the others can take. What is over the limit even so will be over it in
+  the end, and is given up now rather than at its last step.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from lamina.core.lifecycle import WARM
-from lamina.core.policy import Admitted, View
+from lamina.core.policy import View
 from lamina.core.scheduling.jobs import Job
 from lamina.core.scheduling.state import FunctionState
 from lamina.core.workflow.flow import Flow
@@ -27,10 +26,6 @@ from lamina.policies.frontier.config_table import BatchConfig, ConfigTables, usu
 from lamina.policies.frontier.workflow_plans import PlanCache
 from lamina.types import NEVER_US, Call
 
-AMPLE_SLACK = 8
-RECENT_US = 2_000
-"""A call with so many times the time that another of its target was given so recently is admitted with that, while few wait."""
-
 GROUP_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 """Numbers of runs that share their batches, as far as batches may be so large."""
 
@@ -38,69 +33,9 @@ ROUNDING = 1e-9
 """Of a cost limit: sums of prices are no more exact than that."""
 
 
-# ------------------------------------------------------------------------ fast path and probes
-
-
-@dataclass(frozen=True, slots=True)
-class RecentEstimates:
-    """Recent estimates by target. Most calls have many times the time they take, and few wait: reusing an estimate saves most
-    of what an arrival costs."""
-
-    _estimates: dict[str, tuple[int, int]] = field(default_factory=dict)  #: until when, and the estimate
-
-    def lookup(self, view: View, flow: Flow, call: Call) -> Admitted | None:
-        """The recent estimate as an admission; None if a new estimate is needed."""
-        until_us, estimate_us = self._estimates.get(flow.name, (0, 0))
-        if until_us <= view.now_us:
-            return None
-        if call.expires_us - view.now_us <= AMPLE_SLACK * estimate_us + view.admission_margin_us(call.target):
-            return None
-        for name in flow.functions:
-            function = view.functions[name]
-            if not function.instances or len(function.queue) > 2 * function.spec.max_batch:
-                return None
-        return Admitted(estimate_us)
-
-    def admit(self, view: View, flow: Flow, estimate_us: int) -> Admitted:
-        """Admit with this estimate, and keep it for the next calls."""
-        if estimate_us:
-            self._estimates[flow.name] = (view.now_us + RECENT_US, estimate_us)
-        return Admitted(estimate_us)
-
-
-def allows_probe(view: View, flow: Flow, needed_us: int, allowed_us: int) -> bool:
-    """Admit as a probe: only the admission margin speaks against this call, and nothing of its kind is served. The margin is
-    learnt from calls that are served; if all were rejected, it would stay as it is, on an idle device."""
-    return needed_us <= allowed_us and flow.sole_task is not None and is_idle(view, view.functions[flow.sole_task.function])
-
-
-def is_idle(view: View, function: FunctionState) -> bool:
-    """Nothing of the function waits or runs, and a device it is on has free units: a rejection would save nothing."""
-    if len(function.queue):
-        return False
-    free = False
-    for instance in function.instances.values():
-        if instance.batches:
-            return False
-        device = view.devices[instance.device]
-        free = free or (instance.phase is WARM and device.busy != device.all_units)
-    return free
-
-
-# ------------------------------------------------------------------------ cost limits
-
-
 @dataclass(frozen=True, slots=True)
 class CostBudget:
-    """Cost budget of a run.
-
-    - At admission: what it should cost in the time it has, sharing batches with the calls that arrive meanwhile. A call that
-      would pay more than its limit is told so before anything has been spent.
-    - When a batch is chosen: what is left of the limit, less what the run's other steps take; those that run, as they run, those
-      that wait or are still to come, in batches of the usual size. That is aimed at. A step behind a choice counts in full.
-    - Before a batch starts: the same with the least that the others can take. What is over the limit even so will be over it in
-      the end, and is given up now rather than at its last step.
-    """
+    """What a run may cost, and what it will (above)."""
 
     tables: ConfigTables
     plans: PlanCache

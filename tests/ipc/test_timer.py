@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from lamina.drivers.timer import Timer, clock_us
+from lamina.ipc.event_loop import Timer, clock_us
 
 pytestmark = pytest.mark.live
 

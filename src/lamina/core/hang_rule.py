@@ -1,0 +1,61 @@
+"""When a running batch is given up: its instance is killed then, and replaced.
+
+- A batch hangs after five times its predicted time, at least five seconds, without a sign of life.
+- One that was abandoned, because its controller is gone, has a result that nothing wants. It is in the way when calls have waited
+  for its instance or its units for as long as a load takes, and its end is not expected within another such time: then its
+  process is ended. So a wait for it is at most about twice what the better choice would have cost. What must not run twice is let
+  come to its end, and so is a batch on a GPU, where all functions have one process: they end, or hang.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from lamina.core.lifecycle import WARM
+
+if TYPE_CHECKING:
+    from lamina.core.policy import View
+    from lamina.core.scheduling.state import Batch, FunctionState
+
+HANG_TIMES = 5
+MAX_FUNCTIONS = 8
+"""Of those that wait, so many are looked at."""
+
+UNPREDICTED_US = 60_000_000
+"""Longest time of a batch of which nothing is known."""
+
+
+def is_to_be_ended(view: View, batch: Batch, floor_us: int) -> bool:
+    """Whether a batch hangs, or is in the way. `floor_us`: no shorter batch hangs."""
+    if batch.started_us < 0 or batch.pauses.resumes_us >= 0:
+        return False  # it is booked, or paused
+    silent_us = view.now_us - max(batch.started_us, batch.heartbeat_us)
+    return silent_us >= hang_timeout_us(batch, floor_us) or (not batch.jobs and _is_in_the_way(view, batch, floor_us))
+
+
+def hang_timeout_us(batch: Batch, floor_us: int) -> int:
+    longest_us = max(HANG_TIMES * batch.predicted_us, floor_us) + batch.device.way_us if batch.predicted_us else UNPREDICTED_US
+    return longest_us + max(0, batch.pauses.us)
+
+
+def _is_in_the_way(view: View, batch: Batch, floor_us: int) -> bool:
+    """Whether an abandoned batch keeps calls waiting, or its instance from leaving, for longer than a load would."""
+    function, device = view.functions[batch.instance.function], batch.device.spec
+    if not function.spec.idempotent or device.family != "cpu":
+        return False
+    load_us = view.predictor.load_us(function.spec.name, device.kind) or floor_us
+    if abs(batch.expected_end_us - view.now_us) <= load_us:
+        return False  # it will be over soon, as far as is known
+    return batch.instance.phase is not WARM or _waited_us(view, function, batch) >= load_us
+
+
+def _waited_us(view: View, function: FunctionState, batch: Batch) -> int:
+    """How long calls have waited for an abandoned batch: those of its function, and where nothing is free beside it, others too.
+    Calls that are rejected wait since it was adopted."""
+    is_full = batch.device.busy == batch.device.all_units
+    waiting = view.backlogged.get(batch.device.spec.id, {}).values() if is_full else (function,)
+    heads_us = [one.queue.head().enqueued_us for one in islice(waiting, MAX_FUNCTIONS) if len(one.queue)]
+    if function.rejections:
+        heads_us.append(batch.instance.created_us)
+    return view.now_us - min(heads_us, default=view.now_us)
