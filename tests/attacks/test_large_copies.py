@@ -318,6 +318,25 @@ def test_a_client_that_leaves_while_its_body_is_copied_leaves_nothing_behind(pat
     run(work)
 
 
+def test_large_runs_are_kept_and_may_be_cancelled_while_they_are_copied(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with emulated(str(tmp_path / "runs.db")) as gateway, Browser(gateway.port) as browser:
+            for is_cancelled in (True, False, True, False):
+                started = await browser.ask(
+                    "POST", "/v1/functions/echo", WHOLE, "application/octet-stream", Prefer="respond-async"
+                )
+                assert started.status == 202
+                if is_cancelled:
+                    await browser.ask("POST", f"/v1/runs/{started.json['id']}/cancel")
+                answer = await browser.ask("GET", f"/v1/runs/{started.json['id']}/result?wait_ms=20000")
+                assert answer.status in ((200, 409, 499, 504, 503) if is_cancelled else (200,)), answer
+            data = gateway.driver.data
+            assert not data._kept and not data.held_bytes and not data.copies.held_bytes
+            assert gateway.durable is not None and not gateway.durable._ending and not gateway.durable._recovery._storing
+
+    run(work)
+
+
 # ------------------------------------------------------------------------------ a whole server
 
 BODIES = ("bytes", "encoded value, bytes", "durable run, bytes", "V2 binary, binary answer")

@@ -85,17 +85,19 @@ class RunRecovery:
         if len(loaded.inputs) <= SLICE_BYTES:
             self._submit(loaded, now_us, _decode_inputs(loaded))
             return
-        self._storing[loaded.row.id] = loaded
         inputs = msgspec.msgpack.decode(loaded.inputs, type=dict[str, memoryview])
         parts = {name: (blob,) for name, blob in inputs.items()}
+        self._storing[loaded.row.id] = loaded
         self._driver.data.store_inputs([parts], lambda calls: self._submit_stored(loaded, now_us, calls[0]))
 
     def _submit_stored(self, loaded: LoadedRun, now_us: int, inputs: dict[str, Stored]) -> None:
         id = loaded.row.id
-        if self._storing.get(id) is not loaded or not self._is_resident(id):  # it has ended meanwhile, and may have come again
+        is_wanted = self._storing.get(id) is loaded  # else it has ended meanwhile, and come again
+        if is_wanted:
+            del self._storing[id]
+        if not is_wanted or not self._is_resident(id):
             self._driver.data.free_inputs(inputs)
             return
-        del self._storing[id]
         try:
             self._submit(loaded, now_us, inputs)
         except Exception as error:

@@ -30,6 +30,7 @@ from lamina.drivers.driver import INTERNAL, Ending
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.durable.loader import RunLoader
 from lamina.durable.recovery import RunRecovery, shift_times
+from lamina.encoding import Blob
 from lamina.errors import Conflict, LaminaError, LeadershipLost, StoreDown
 from lamina.ipc.sliced_copies import SLICE_BYTES, SlicedCopies
 from lamina.store import runs as stored
@@ -369,7 +370,8 @@ class DurableRuns:
             log.exception("run %s: its end could not be counted", id)
         fatal = self._applying[1] if self._applying[0] == id else 0
         also = self._same_transaction(id, 0, "") or _NOTHING  # of a run of one step, which is not journaled but ended
-        if isinstance(ending, Reply) and self._is_large_result(id):
+        large = self._large_result(id) if isinstance(ending, Reply) else None
+        if isinstance(ending, Reply) and large is not None:
             self._ending += 1
             release = self._driver.data.keep(id)
 
@@ -378,18 +380,19 @@ class DurableRuns:
                 self._ending -= 1
                 self._write_end(id, self._succeeded(ending, result), 0, also)
 
-            self.copies.join([self._driver.data.result(id)], copied)
+            self.copies.join([large], copied)
         else:
             record = self._outcome_of(ending, "cancelled" if called_off else "failed")
             self._write_end(id, record, fatal if record.state == "failed" else 0, also)
         self._load_soon()
 
-    def _is_large_result(self, id: str) -> bool:
-        """Whether to copy the result of a run takes more than a turn of the loop has time for."""
+    def _large_result(self, id: str) -> Blob | None:
+        """The result of a run, where it is, if to copy it takes more than a turn of the loop has time for."""
         with contextlib.suppress(LaminaError):  # which is found again
             result = self._driver.data.stored_result(id)
-            return (len(result) if isinstance(result, bytes) else result.size) > SLICE_BYTES
-        return False
+            if (len(result) if isinstance(result, bytes) else result.size) > SLICE_BYTES:
+                return self._driver.data.result(id)
+        return None
 
     def _write_end(self, id: str, record: stored.StoredOutcome, fatal: int, same: SameTransaction) -> None:
         also, then = same
