@@ -31,8 +31,9 @@ demo: setup  ## Serve the OCR pipeline, load it at a rising rate, plot what happ
 demo-cluster: setup  ## Three agents on this machine: one is killed under load, one is drained, and nothing is lost
 	$(PY) examples/cluster/demo.py
 
+# A third of their time tests wait, for processes that they have started: three at once keep two cores busy.
 test: devel  ## All tests (those that need a GPU skip without one), on two cores
-	$(PY) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	$(PY) -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 quick: devel  ## Tests that start no process, in a minute: core, planner, policies, sdk, asl, sim, predict ...
 	$(PY) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --hypothesis-profile quick -m "not live and not slow and not published"

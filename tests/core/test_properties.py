@@ -85,7 +85,6 @@ def test_the_first_orders_of_events_keep_every_invariant_where_instances_are_ado
     said = [ends_in_quiet_with_one_ending_for_each_call(seed, adopting_world_of).said for seed in range(40)]
     told = [action for world in said for actions in world for action in actions]
     assert any(isinstance(one, do.StartBatch) and not one.jobs for one in told), "no abandoned batch in any of these worlds"
-    assert any(isinstance(one, do.Kill) and one.reason == "abandoned" for one in told), "and none was in the way"
 
 
 @pytest.mark.parametrize("seed", [2, 8, 19, 22, 44, 56, 115, 124, 128, 3085])
@@ -93,6 +92,12 @@ def test_preempting_worlds_that_were_wrong_once_are_right(seed):
     """An SLO deployed meanwhile, a batch booked before one that gives way, policies with slots of their own, fixed slices, and an
     upstream job that waits for the home of the function which waits for it, and a policy that woke every microsecond."""
     ends_in_quiet_with_one_ending_for_each_call(seed, preempting_world_of)
+
+
+@pytest.mark.parametrize("seed", [4831])
+def test_adopting_worlds_that_were_wrong_once_are_right(seed):
+    """Of two tenants, `edf` gave up the late ones of one and began a batch with another's, in which none had time."""
+    ends_in_quiet_with_one_ending_for_each_call(seed, adopting_world_of)
 
 
 @pytest.mark.parametrize("seed", [859, 1794, 9505, 11166, 18773, 32674, 32836, 62619])

@@ -81,7 +81,7 @@ def runs(view: View, instance: str, mask: int, ends_us: int) -> None:
     owner = view.instances[instance]
     device = view.devices[owner.device]
     device.lease(1, mask, end_us=ends_us)
-    batch = Batch(1, owner, device, mask, [], predicted_us=ends_us, started_us=0)
+    batch = Batch(1, owner, device, mask, [a_job(9, ends_us)], predicted_us=ends_us, started_us=0)
     view.batches[1] = owner.batches[1] = batch
     owner.running = 1
 

@@ -2,9 +2,10 @@
 
 - A batch hangs after five times its predicted time, at least five seconds, without a sign of life.
 - One that was abandoned, because its controller is gone, has a result that nothing wants. It is in the way when calls have waited
-  for its instance or its units for as long as a load takes, and its end is not expected within another such time: then its
-  process is ended. So a wait for it is at most about twice what the better choice would have cost. What must not run twice is let
-  come to its end, and so is a batch on a GPU, where all functions have one process: they end, or hang.
+  for its instance or its units for as long as a load takes, and its end is not expected within another such time; or as soon as
+  calls wait, if it is late by that time already. Then its process is ended: a wait for it is at most about twice what the better
+  choice would have cost. What must not run twice is let come to its end, and so is a batch on a GPU, where all functions have one
+  process: they end, or hang.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ def _is_in_the_way(view: View, batch: Batch, floor_us: int) -> bool:
     if not function.spec.idempotent or device.family != "cpu":
         return False
     load_us = view.predictor.load_us(function.spec.name, device.kind) or floor_us
-    if abs(batch.expected_end_us - view.now_us) <= load_us:
+    left_us = batch.expected_end_us - view.now_us
+    if abs(left_us) <= load_us:
         return False  # it will be over soon, as far as is known
-    return batch.instance.phase is not WARM or _waited_us(view, function, batch) >= load_us
+    return batch.instance.phase is not WARM or _waited_us(view, function, batch) >= (load_us if left_us > 0 else 1)
 
 
 def _waited_us(view: View, function: FunctionState, batch: Batch) -> int:

@@ -152,8 +152,9 @@ class Policy:
         """Leading jobs to drop: too late even alone; or, while more wait than fit into one batch, so urgent that the batch
         would have to shrink for them until it serves fewer, in its time, than a larger one without them."""
         most = function.spec.max_batch
-        jobs = function.queue.first(2 * most)
-        crowded = len(function.queue) > most
+        jobs, crowded = function.queue.first(most), len(function.queue) > most
+        if crowded:  # not the first of twice as many: those may be other tenants' (`FairQueue.slice`)
+            jobs += function.queue.slice(most, most)
         best, best_rate, given_up = len(jobs), 0.0, 0
         for skipped, job in enumerate(jobs):
             room = min(len(jobs) - skipped, most)

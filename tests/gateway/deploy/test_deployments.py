@@ -74,7 +74,9 @@ def test_a_rolling_update_under_load_loses_no_call(app: Path, tmp_path: Path, in
     assert seen == ["v0", "v1", "v2"] and about["version"] == 2
 
 
-def test_a_version_can_be_taken_back_and_another_server_finds_what_was_served_last(app: Path, tmp_path: Path) -> None:
+def test_a_version_can_be_taken_back_and_another_server_finds_what_was_served_last(
+    app: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def work() -> list[object]:
         said: list[object] = []
         async with managed(app, tmp_path / "kept") as server:
@@ -91,6 +93,10 @@ def test_a_version_can_be_taken_back_and_another_server_finds_what_was_served_la
         return said
 
     assert run(work) == [[(2, True), (1, False)], ["v1", 1], ["v1", 1]]
+    (told,) = [one.getMessage() for one in caplog.records if "as deployed" in one.getMessage()]
+    assert told == (  # only the server that was started again has another version than that of its file
+        f"app shop is served in version 1, as deployed, not as in {app.name}: lamina rollback shop --to 0 goes back to it"
+    )
 
 
 def test_rollback_goes_back_to_what_was_served_before_and_not_to_a_canary_that_was_rolled_back(app: Path, tmp_path: Path) -> None:

@@ -93,6 +93,11 @@ class Deployments:
                     stage.activate(await self._load_stored(app, number))
                 except LaminaError as error:
                     log.warning("version %d of app %s is not served: %s", number, app, error)
+                    continue
+                if app == stage.initial.app:  # what is changed in its file is not seen, and nothing else says why
+                    file = Path(stage.initial.path).name
+                    back = f"lamina rollback {app} --to 0 goes back to it"
+                    log.warning("app %s is served in version %d, as deployed, not as in %s: %s", app, number, file, back)
         await self._adopt_state()
         if stage.overrides:
             stage.activate(stage.apps[stage.initial.app])
