@@ -43,7 +43,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._began_s = 0.0
+        self._began_s, self.longest_s, self.slow = 0.0, 0.0, 0
         self.reset()
         self._next_turn()
 

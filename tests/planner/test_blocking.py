@@ -16,7 +16,7 @@ from lamina.planner import blocking
 from lamina.planner.blocking import PEER, TURN, BlockingRule, Claim, DeviceClaims, Holding, is_pressed, keep_units
 from lamina.planner.function_goals import LATELY_US
 from lamina.policies import frontier
-from lamina.types import DeviceSpec, SliceLimits, Slo
+from lamina.types import NEVER_US, DeviceSpec, SliceLimits, Slo
 from tests.script import Script, a_function
 
 UNITS = 6
@@ -142,6 +142,7 @@ def test_what_is_booked_behind_a_batch_holds_its_units_too(script: Script):
     running = next(iter(script.controller.state.batches.values()))
     follower = Batch(99, instance, host, running.mask, running.jobs, 100_000)
     follower.book_behind(running)
+    host.expect_return(running.id, running.expected_end_us + follower.predicted_us)
     assert rule.kept_units(view, function, host, free, script.now_us, 200_000) & free == free
 
 
@@ -225,12 +226,12 @@ def test_nothing_is_kept_for_what_is_shed_but_a_home_is(script: Script):
     long, host = beside_two(script)
     view, free = script.controller.view, host.all_units & ~host.busy
     of_all = BlockingRule().kept_units(view, long, host, free, script.now_us, 200_000)
-    of_one = BlockingRule(lambda device, function: function == "calm").kept_units(view, long, host, free, script.now_us, 200_000)
+    of_one = BlockingRule(lambda device: {"calm"}).kept_units(view, long, host, free, script.now_us, 200_000)
     assert (of_all.bit_count(), of_one.bit_count()) == (4, 2)
-    assert BlockingRule(lambda device, function: True).kept_units(view, long, host, free, script.now_us, 200_000) == 0
+    assert BlockingRule(lambda device: view.functions).kept_units(view, long, host, free, script.now_us, 200_000) == 0
     [instance] = script.controller.state.functions["hasty"].instances.values()
     host.reserve(instance.id, 0b11 << 6, lend=True)
-    kept = BlockingRule(lambda device, function: True).kept_units(view, long, host, free, script.now_us, 200_000)
+    kept = BlockingRule(lambda device: view.functions).kept_units(view, long, host, free, script.now_us, 200_000)
     assert kept == 0b11 << 6, "a home is a guarantee"
 
 
@@ -239,7 +240,7 @@ def test_what_asks_for_more_than_its_share_does_not_insist_on_what_is_kept_for_o
     long, host = beside_two(script)
     view = script.controller.view
     assert BlockingRule().may_insist(view, long, host, 1_000)
-    assert not BlockingRule(lambda device, function: function == long.spec.name).may_insist(view, long, host, 1_000)
+    assert not BlockingRule(lambda device: {long.spec.name}).may_insist(view, long, host, 1_000)
 
 
 @pytest.mark.parametrize("home", [False, True])
@@ -339,6 +340,7 @@ def test_claims_in_order_name_the_same_as_all_of_them_looked_at(changes: list[tu
         if claim is not None:
             kept[name] = claim
     assert known.found == sorted(kept.values())
+    assert known.harmless_us == min([max(one.tolerance_us, PEER * one.own_us) for one in kept.values()], default=NEVER_US)
     for time_us in range(14):
         assert known.tolerating_less(time_us) == sorted(claim for claim in kept.values() if claim.tolerance_us < time_us)
         limits = {max(claim.tolerance_us, PEER * claim.own_us) for claim in kept.values() if claim.function != "a"}

@@ -34,7 +34,7 @@ def view_of(*devices: list[tuple[Any, bool]], phase: InstancePhase = WARM) -> An
             one.batches.update({1: None} if busy else {})  # type: ignore[dict-item]
             view.instances[one.id] = function.instances[one.id] = one
             view.functions[function.spec.name] = function
-            device.add_instance(one.id, one.memory_mib)
+            device.add_instance(one.id, one.function, one.memory_mib)
     return view
 
 

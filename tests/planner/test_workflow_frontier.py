@@ -414,7 +414,7 @@ def test_the_cheapest_of_a_table_in_order_of_time_is_the_first_of_its_ranking(se
     step = CostToGo(ConfigArrays.from_rows(rows), two_steps().step("a").after)
     allowed, delay_us, extra = dice.random(size) < 0.7, dice.integers(0, 5, size), dice.random(size).round(1)
     ranking = step.query(budget_us, allowed=allowed, delay_us=delay_us, extra_cost=extra)
-    best, totals = step.cheapest(budget_us, allowed, delay_us, extra)
+    best, totals = step.cheapest(budget_us, np.where(allowed, step.configs.cost, np.inf), delay_us, extra)
     assert best == (ranking.best if ranking.fits else -1)
     if ranking.fits:
         assert totals.tolist() == ranking.totals.tolist()

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import View
@@ -30,7 +31,7 @@ from lamina.policies.frontier.candidate_slots import (
     upcoming_candidates,
 )
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, ConfigTables, DeviceKinds
-from lamina.policies.frontier.optimizer import StepOptimizer, allowed_configs, least_busy
+from lamina.policies.frontier.optimizer import StepOptimizer, allowed_costs, room_of
 from lamina.policies.frontier.workflow_plans import PlanCache, StepPlan
 from lamina.types import Call, DeviceSpec, FunctionSpec, SliceLimits, Slo
 from tests.script import Known
@@ -70,7 +71,7 @@ def a_world(*devices: Device, takes_us: int = 10 * MS, max_batch: int = 1, waiti
     for number, device in enumerate(devices):
         instance = Instance(f"f-{number}", "f", device.spec.id, InstancePhase.WARM, 0)
         state.instances[instance.id] = function.instances[instance.id] = instance
-        device.instances[instance.id] = None
+        device.instances[instance.id] = "f"
     if waiting:
         state.waiting["f"] = function
     return View(state, Known({"f": takes_us}, {}), {"f": ALONE})
@@ -103,6 +104,24 @@ def test_a_hurried_job_is_passed_over_only_if_more_are_served_without_it(urgent_
     queue = a_queue([urgent_ms * MS, *[14 * MS] * 4])
     function = FunctionState(FunctionSpec(name="f", max_batch=4), queue)
     assert select_batch(function, 5, 0, [a_slot(device, table)], now_us=0, soonest_us=0)[0].id == leader
+
+
+@pytest.mark.parametrize(
+    ("counts", "leader"),
+    [
+        pytest.param((6, 8, 20), 14, id="those who leave time for a full batch"),
+        pytest.param((6, 20, 10), 6, id="where these are less than half, those who have time at all"),
+        pytest.param((40, 0, 0), 0, id="if all have too little time, the first"),
+        pytest.param((6, 8, 10), 0, id="in a small crowd, the first"),
+    ],
+)
+def test_jobs_without_room_keep_none_behind_them_from_what_is_free(counts: tuple[int, int, int], leader: int):
+    """One takes 20 ms and four take 50. So many have 15 ms, so many 30, and the others 60."""
+    device = a_device()
+    table = ConfigTable(lambda batch, units, cores: 10 * (1 + batch) * MS, 4, (1,), (0,), device.spec)
+    queue = a_queue([due_ms * MS for due_ms, count in zip((15, 30, 60), counts, strict=True) for _ in range(count)])
+    function = FunctionState(FunctionSpec(name="f", max_batch=4), queue)
+    assert select_batch(function, len(queue), 0, [a_slot(device, table)], now_us=0, soonest_us=0)[0].id == leader
 
 
 # ------------------------------------------------------------------------------------------------------------- cheaper slots
@@ -154,7 +173,7 @@ def lodger() -> View:
     owner = Instance("g-1", "g", "gpu0", InstancePhase.WARM, 0)
     view.instances["g-1"] = owner
     view.functions["g"] = FunctionState(FunctionSpec(name="g"), Queue("g", "due"), {"g-1": owner})
-    device.instances["g-1"] = None
+    device.instances["g-1"] = "g"
     device.reserve("g-1", 0b0011, lend=True)
     return view
 
@@ -195,7 +214,8 @@ def test_a_step_is_given_no_more_cores_than_are_free():
     device = a_device(units=4, cores=4)
     device.lease(1, 0b1, cores=2)
     plan = a_plan(table := a_table(device), [BatchConfig(1.0, 10 * MS, 1, 1, cores) for cores in (1, 2, 3)])
-    assert allowed_configs([a_slot(device, table)], 1, plan).tolist() == [True, True, False]
+    room = room_of([a_slot(device, table)], table)
+    assert allowed_costs([room], 1, plan).tolist() == [1.0, 1.0, math.inf]
 
 
 @pytest.mark.parametrize(("units", "cores", "busy"), [(0b1, 3, 0.75), (0b111, 1, 0.75), (0b1, 0, 0.25)])
@@ -203,7 +223,7 @@ def test_a_device_is_as_full_as_the_scarcer_of_its_units_and_cores(units: int, c
     device = a_device(units=4, cores=4)
     device.lease(1, units, cores)
     table = a_table(device)
-    assert least_busy([a_slot(device, table)], table) == busy
+    assert room_of([a_slot(device, table)], table).busy == busy
 
 
 @pytest.mark.parametrize(("busy", "units"), [(0, 1), (0b1100, 2)])
@@ -229,7 +249,7 @@ def test_on_a_full_device_more_time_is_kept_for_the_steps_to_come(busy: int, uni
     plan = a_plan(
         table := a_table(device, (1, 2)), [BatchConfig(1.0, 10 * MS, 1, 1, 0), BatchConfig(2.0, 5 * MS, 1, 2, 0)], after_ms=87
     )
-    slot = a_slot(device, table)._replace(units=2)
+    slot = replace(a_slot(device, table), units=2)
     decision = StepOptimizer(spare=0.0).for_step(0, [slot], 1, 100 * MS, 100 * MS, None, plan)
     assert decision.config is not None
     assert decision.config.units == units

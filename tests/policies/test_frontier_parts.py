@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.scheduling.leases import Device
@@ -89,7 +90,7 @@ def test_on_what_others_can_spare_a_batch_takes_no_longer_than_they_can_bear():
     instance = Instance("f-1", "f", "gpu0", InstancePhase.WARM, 0)
     sizes = ConfigTable(lambda batch, units, cores: 1_000 + 500 * batch, 16, (4,), (0,), device.spec)
     slot = CandidateSlot(instance, device, sizes, 0b1111, 4, 0, False, 0)
-    whole, spared = slot.cheapest_within(16, 60_000), slot._replace(longest_us=3_000).cheapest_within(16, 60_000)
+    whole, spared = slot.cheapest_within(16, 60_000), replace(slot, longest_us=3_000).cheapest_within(16, 60_000)
     assert whole is not None and whole.batch == 16
     assert spared is not None and (spared.batch, spared.time_us) == (4, 3_000)
 

@@ -104,8 +104,7 @@ def is_most_urgent(view: View, function: FunctionState, device: Device) -> bool:
     about to be free: the first step of a new run would be ahead of the last step of an old one for as long as calls arrive.
     Functions hidden by fair sharing, because it is another tenant's turn, do not count."""
     due_us = function.queue.head().due_us
-    for name in device.instances:
-        waits = view.instances[name].function
+    for waits in device.instances.values():
         if (waits in view.waiting or waits in view.deferred) and view.functions[waits].queue.head().due_us < due_us:
             return False
     return True

@@ -32,18 +32,19 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from lamina.core.giving_way import gives_way, patient_slice, promised_units, shuts_out
 from lamina.core.lifecycle import WARM
 from lamina.core.policy import Slot, View
 from lamina.core.scheduling.leases import Device
-from lamina.core.scheduling.state import Batch, FunctionState, Instance
+from lamina.core.scheduling.state import FunctionState, Instance
 from lamina.core.unit_blocks import aligned_starts, find_block
 from lamina.planner.function_goals import StepGoals
 from lamina.types import NEVER_US
@@ -97,14 +98,14 @@ class Claim(NamedTuple):
     workflow: str = ""  #: whose step it is, where that is what the tolerance follows from
 
 
-class Holding(NamedTuple):
+class Holding(Struct, frozen=True, gc=False):
     """Units that are held until then."""
 
     mask: int
     until_us: int
 
 
-class Kept(NamedTuple):
+class Kept(Struct, frozen=True, gc=False):
     """Units that a batch must leave to others, and what that follows from."""
 
     units: int
@@ -118,14 +119,14 @@ class Kept(NamedTuple):
 
 @dataclass(slots=True)
 class _Relevance:
-    """Which claims count against a batch of a function: those that it blocks, but not its own, nor those of its workflow or of
-    what is shed or has room elsewhere; and not those that can wait until one that gives way does."""
+    """Which claims count against a batch of a function, of those that tolerate less than its time and are not shed: those that it
+    blocks, but not its own, nor those of its workflow or of what has room elsewhere; and not those that can wait until one that
+    gives way does."""
 
     view: View
     function: FunctionState
     device: Device
     time_us: int  #: of the batch
-    is_shed: Callable[[str, str], bool]
     step_goals: StepGoals
     soon_us: int  #: in which a batch that gives way leaves its units; 0: it does not
     is_hurried: bool = False  #: its own workflows leave it little time: where all are in a hurry, steps take turns by due time
@@ -138,10 +139,8 @@ class _Relevance:
         self.workflows.clear()
 
     def __call__(self, claim: Claim) -> bool:
-        name, blocking_us = self.function.spec.name, _blocking_us(claim)
-        if blocking_us >= self.time_us:
-            return False
-        if claim.function == name or not (claim.home or not self.is_shed(self.device.spec.id, claim.function)):
+        name = self.function.spec.name
+        if PEER * claim.own_us >= self.time_us or claim.function == name:
             return False
         if claim.workflow:
             if self.is_hurried or claim.workflow in self.workflows or self.step_goals.is_step(name, claim.workflow):
@@ -151,17 +150,17 @@ class _Relevance:
             return False
         if len(self.view.devices) > 1 and _has_room_elsewhere(self.view, claim, self.device):
             return False
-        self.longest_us = max(self.longest_us, blocking_us)
+        self.longest_us = max(self.longest_us, _blocking_us(claim))
         return True
 
 
 class BlockingRule:
     """Claims on each device, worked out anew every so often."""
 
-    def __init__(self, is_shed: Callable[[str, str], bool] = lambda device, function: False) -> None:
-        """`is_shed`: whether a device is asked for more than it can do, and a function for more of it than its share."""
+    def __init__(self, shed_on: Callable[[str], Container[str]] = lambda device: ()) -> None:
+        """`shed_on`: of a device that is asked for more than it can do, functions that ask for more of it than their share."""
         self._claims: dict[str, DeviceClaims] = {}
-        self._is_shed = is_shed
+        self._shed_on = shed_on
         self.step_goals = StepGoals()  #: what functions are to keep as steps of workflows
         self.last_blocked = ("", -1)  #: the function that units were kept from last, and when
 
@@ -171,6 +170,8 @@ class BlockingRule:
         """Units that a batch of the function, which holds its own from `at_us` on for `time_us`, must leave to others: to those
         that could not start in time, and to those that give way and would be late. One that gives way itself, after a segment,
         keeps out those alone that have none of its units, or cannot wait for its end."""
+        if not device.yielding and self._claims_on(view, device).harmless_us >= time_us:  # it blocks none, as nearly all
+            return 0
         return self._keep(view, function, device, free, at_us, time_us, segment_us).units
 
     def patient_slice(self, view: View, function: FunctionState, instance: Instance, device: Device) -> int:
@@ -198,15 +199,15 @@ class BlockingRule:
         self, view: View, function: FunctionState, device: Device, free: int, at_us: int, time_us: int, segment_us: int = 0
     ) -> Kept:
         promised = promised_units(view, device, at_us + time_us) if device.yielding and not segment_us else 0
-        mine = [one for one in function.instances.values() if one.device == device.spec.id]
-        if any(one.segment_us and gives_way(function, one) for one in mine):
+        if function.is_segmented and any(gives_way(function, one) for one in _here(function, device)):
             return Kept(promised, promised)
         known = self._claims_on(view, device)
-        if not known.times_us or known.times_us[0] >= time_us:
+        if known.harmless_us >= time_us:
             return Kept(promised, promised)
+        mine = _here(function, device)
         soon_us = device.way_us + SOON * segment_us if segment_us else 0
-        counts = _Relevance(view, function, device, time_us, self._is_shed, self.step_goals, soon_us)
-        held = [Holding(batch.mask, _end_us(batch)) for batch in (view.batches[number] for number in device.running)]
+        counts = _Relevance(view, function, device, time_us, self.step_goals, soon_us)
+        held = [Holding(device.running[number], free_us) for free_us, number, _ in device.returns]
         kept = self._place(view, function, device, counts, held, free, at_us, time_us)
         is_idle = not segment_us and kept & free != 0 and _is_idle(view, mine, time_us)
         fits_us = self._fits_beside_us(view, function, device, counts, time_us) if is_idle else 0
@@ -231,8 +232,7 @@ class BlockingRule:
             return False
         if kept.has_time != _has_time(view, function, time_us) or kept.is_hurried != self._is_hurried(view, function, time_us):
             return False
-        mine = [one for one in function.instances.values() if one.device == device.spec.id]
-        return not kept.units or kept.is_idle == _is_idle(view, mine, time_us)
+        return not kept.units or kept.is_idle == _is_idle(view, _here(function, device), time_us)
 
     def _place(
         self,
@@ -249,7 +249,9 @@ class BlockingRule:
         known, spec = self._claims_on(view, device), device.spec
         share = 0.0 if _has_time(view, function, time_us) else spec.units / known.count_with(function.spec.name)
         counts.begin(time_us, self._is_hurried(view, function, time_us))
-        claims = known.tolerating_less(time_us)
+        claims: Iterable[Claim] = known.tolerating_less(time_us)
+        if shed := self._shed_on(spec.id):  # nearly all of them, where there is too much to do
+            claims = (claim for claim in claims if claim.home or claim.function not in shed)
         return keep_units(spec.units, spec.limits.aligned, held, claims, free, at_us, share=share, counts=counts)
 
     def _fits_beside_us(self, view: View, function: FunctionState, device: Device, counts: _Relevance, time_us: int) -> int:
@@ -284,7 +286,7 @@ class BlockingRule:
         their time by it, all of them together, than the whole of its own that it would lose by leaving it to them. Not one of a
         function that asks for more than its share: that loses calls whatever it takes. And not where it would keep an owner from
         its home in time: that is a guarantee."""
-        if self._is_shed(device.spec.id, function.spec.name):
+        if function.spec.name in self._shed_on(device.spec.id):
             return False
         gap_us = max(time_us, function.arrivals.offered_gap_us)
         lost = 0.0
@@ -335,17 +337,25 @@ class BlockingRule:
         return known
 
 
+def _here(function: FunctionState, device: Device) -> list[Instance]:
+    return [one for one in function.instances.values() if one.device == device.spec.id]
+
+
 def _is_shut_out(view: View, first: FunctionState, claim: Claim, device: Device) -> bool:
     """Whether the function of a claim has no units of a batch of the `first` that gives way as far as its promise goes."""
     function = view.functions[claim.function]
-    here = [one for one in function.instances.values() if one.device == device.spec.id]
-    return all(shuts_out(view, first, function, one, device) for one in here)
+    return all(shuts_out(view, first, function, one, device) for one in _here(function, device))
 
 
 def is_pressed(left_us: int, time_us: int, way_us: int) -> bool:
     """Whether a job with so much time left may ask for units that are kept for others (`may_insist`): a second batch like its own
     would no longer be in time after the one before it."""
     return left_us < 2 * time_us + way_us
+
+
+def pressed_from_us(due_us: int, time_us: int, way_us: int) -> int:
+    """From when on it is."""
+    return due_us - 2 * time_us - way_us + 1
 
 
 def _has_time(view: View, function: FunctionState, time_us: int) -> bool:
@@ -482,11 +492,6 @@ def _longest_row(mask: int) -> int:
     return length
 
 
-def _end_us(batch: Batch) -> int:
-    """Expected end of a running batch, with what is booked behind it."""
-    return batch.expected_end_us + (batch.follower.predicted_us if batch.follower is not None else 0)
-
-
 def _has_room_elsewhere(view: View, claim: Claim, device: Device) -> bool:
     """Whether the function of a claim stands on another device too, and has a free block there: it need not start here."""
     function = view.functions[claim.function]
@@ -502,12 +507,13 @@ def _has_room_elsewhere(view: View, claim: Claim, device: Device) -> bool:
 class DeviceClaims:
     """Claims on one device, in order. Where many functions are on it, they are worked out anew a part at a time."""
 
-    __slots__ = ("_by_function", "_count_at", "_to_do", "found", "times_us", "until_us")
+    __slots__ = ("_by_function", "_count_at", "_to_do", "found", "harmless_us", "times_us", "until_us")
 
     def __init__(self) -> None:
         self.until_us = -1
         self.found: list[Claim] = []  #: most urgent first
         self.times_us: list[int] = []  #: from each of which on a batch blocks one of them or more, least first
+        self.harmless_us = NEVER_US  #: the first of these: batches that take no longer block none
         self._count_at: dict[int, int] = {}  #: how many of them, by such a time
         self._by_function: dict[str, Claim] = {}
         self._to_do: list[str] = []  #: functions that have not been looked at in this round
@@ -531,11 +537,16 @@ class DeviceClaims:
     def refresh(self, view: View, device: Device, step_goals: StepGoals) -> None:
         self.until_us = view.now_us + FRESH_US
         if not self._to_do:
-            self._to_do = list(dict.fromkeys(view.instances[instance].function for instance in reversed(device.instances)))
-            for name in self._by_function.keys() - set(self._to_do):
+            there = dict.fromkeys(reversed(device.instances.values()))
+            self._to_do = list(there)
+            for name in self._by_function.keys() - there.keys():
                 self.replace(name, None)
         for name in self._to_do[-MOST_AT_ONCE:]:
-            self.replace(name, _claim(view, view.functions[name], device, step_goals.tightest(view.now_us, name)))
+            function, claim = view.functions[name], None
+            if function.spec.slo.latency_us or name in step_goals.by_function:
+                claim = _claim(view, function, device, step_goals)
+            if claim is not None or name in self._by_function:
+                self.replace(name, claim)
         del self._to_do[-MOST_AT_ONCE:]
 
     def replace(self, name: str, claim: Claim | None) -> None:
@@ -560,6 +571,7 @@ class DeviceClaims:
         elif not count:
             del self._count_at[time_us]
             del self.times_us[bisect_left(self.times_us, time_us)]
+        self.harmless_us = self.times_us[0] if self.times_us else NEVER_US
 
 
 def _blocking_us(claim: Claim) -> int:
@@ -567,16 +579,18 @@ def _blocking_us(claim: Claim) -> int:
     return max(claim.tolerance_us, PEER * claim.own_us)
 
 
-def _claim(view: View, function: FunctionState, device: Device, as_step: tuple[int, str]) -> Claim | None:
-    """On the slice it asks for, or a larger one where that takes more than half of the SLO for one job. `as_step`: its part of
-    the SLO of a workflow, and which one. None without an SLO or a warm instance, or if it was not called lately; and none if it
-    would be late even alone: what cannot be kept blocks nothing."""
+def _claim(view: View, function: FunctionState, device: Device, step_goals: StepGoals) -> Claim | None:
+    """On the slice it asks for, or a larger one where that takes more than half of the SLO for one job: its own SLO, or its part
+    of that of a workflow. None without an SLO or a warm instance, or if it was not called lately; and none if it would be late
+    even alone: what cannot be kept blocks nothing."""
     spec, where, arrivals = function.spec, device.spec, function.arrivals
+    if not spec.scale.min and (arrivals.last_us < 0 or view.now_us - arrivals.last_us > LATELY_US):
+        return None
     slo_us, workflow = spec.slo.latency_us, ""
-    if as_step[0] and (not slo_us or as_step[0] < slo_us):
-        slo_us, workflow = as_step
-    called = arrivals.last_us >= 0 and view.now_us - arrivals.last_us <= LATELY_US
-    if not slo_us or not (called or spec.scale.min > 0):
+    step_us, of_workflow = step_goals.tightest(view.now_us, spec.name)
+    if step_us and (not slo_us or step_us < slo_us):
+        slo_us, workflow = step_us, of_workflow
+    if not slo_us:
         return None
     warm = [one for one in function.instances.values() if one.device == where.id and one.phase is WARM]
     if not warm:

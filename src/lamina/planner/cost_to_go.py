@@ -93,19 +93,19 @@ class CostToGo:
         return Ranking(self._by_time[order], totals[self._place], fits)
 
     def cheapest(
-        self, budget_us: int, allowed: NDArray[np.bool_], delay_us: Ints | None, extra_cost: Floats | None
+        self, budget_us: int, costs: Floats, delay_us: Ints | int | None, extra_cost: Floats | None
     ) -> tuple[int, Floats]:
-        """The first of the ranking and all totals, without the rest of it; -1 if none is in time. For tables in order of time: so
-        nothing has to be put into another order."""
+        """The first of the ranking and all totals, without the rest of it; -1 if none is in time. `costs` are those of the
+        configurations, infinite for what cannot be had now. For tables in order of time: so nothing has to be put into another
+        order."""
         assert self._is_by_time, "the table is in another order"
         left_us = budget_us - self._time_us
         if delay_us is not None:
             left_us -= delay_us
         totals = self._steps[self._times.searchsorted(left_us, side="right")]
-        totals += self._cost
+        totals += costs
         if extra_cost is not None:
             totals += extra_cost
-        totals[~allowed] = math.inf
         best = int(totals.argmin())
         return (best if totals[best] < math.inf else -1), totals
 

@@ -57,7 +57,7 @@ class StepGoals:
 
     _called_us: dict[str, int] = field(default_factory=dict)  #: by workflow, the last call
     _divided: dict[str, tuple[Flow, int]] = field(default_factory=dict)  #: likewise which one it was, and when it was divided
-    _goals: dict[str, dict[str, int]] = field(default_factory=dict)  #: by function and workflow
+    by_function: dict[str, dict[str, int]] = field(default_factory=dict)  #: of each, the goals by workflow
 
     def on_call_arrived(self, view: View, flow: Flow) -> None:
         """Note a call of a workflow."""
@@ -68,20 +68,20 @@ class StepGoals:
         if known is not flow or view.now_us - divided_us > LATELY_US:
             self._divided[flow.name] = (flow, view.now_us)
             goals = function_goals_us([flow], lambda name: _alone_us(view, view.functions[name]))
-            for by_workflow in self._goals.values():
+            for by_workflow in self.by_function.values():
                 by_workflow.pop(flow.name, None)
             for name, goal_us in goals.items():
-                self._goals.setdefault(name, {})[flow.name] = goal_us
+                self.by_function.setdefault(name, {})[flow.name] = goal_us
 
     def tightest(self, now_us: int, function: str) -> tuple[int, str]:
         """The tightest of these goals, and whose it is; 0 where there is none."""
-        goals = self._goals.get(function)
+        goals = self.by_function.get(function)
         if not goals:
             return 0, ""
         return min([(us, flow) for flow, us in goals.items() if now_us - self._called_us[flow] <= LATELY_US], default=(0, ""))
 
     def is_step(self, function: str, workflow: str) -> bool:
-        return workflow in self._goals.get(function, ())
+        return workflow in self.by_function.get(function, ())
 
 
 def _alone_us(view: View, function: FunctionState) -> int:

@@ -6,12 +6,12 @@ half a millisecond. Unlike arrivals from outside, these are known by number and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 
 from lamina.core.policy import View
 from lamina.core.scheduling.jobs import Job
 from lamina.core.scheduling.state import FunctionState
-from lamina.core.workflow.flow import Node, Task
+from lamina.core.workflow.flow import Task
 from lamina.core.workflow.runs import workflow_run
 
 LATENESS_ALLOWED = 1.25
@@ -51,13 +51,13 @@ def _upstream_batches(view: View, function: FunctionState) -> list[tuple[int, in
     name = function.spec.name
     found = []
     for batch in view.batches.values():
-        more = sum(_leads_to(job, name) for job in batch.jobs)
+        more = _count_leading_to(name, batch.jobs)
         if more and batch.predicted_us:
             found.append((max(view.now_us, batch.expected_end_us), more))
     for before in _predecessors(function):
         waiting = view.functions[before]
         jobs = waiting.queue.first(waiting.spec.max_batch)
-        more = sum(_leads_to(job, name) for job in jobs)
+        more = _count_leading_to(name, jobs)
         place = next(iter(waiting.instances.values()), None)
         if more and place is not None:
             device = view.devices[place.device]
@@ -74,19 +74,17 @@ def _predecessors(function: FunctionState) -> set[str]:
     job = function.queue.head()
     if not job.run.is_workflow:
         return set()
-    nodes = workflow_run(job.run).scopes[job.scope].flow.nodes
-    return {node.function for node in nodes.values() if isinstance(node, Task) and _feeds(node, nodes, function.spec.name)}
+    flow = workflow_run(job.run).scopes[job.scope].flow
+    steps = [flow.nodes[step] for step, fed in flow.feeds.items() if function.spec.name in fed]
+    return {step.function for step in steps if isinstance(step, Task)}
 
 
-def _leads_to(job: Job, name: str) -> bool:
-    if not job.run.is_workflow or not job.run.expected_jobs.get(name) or job.id not in job.run.jobs:
-        return False  # the last: it was cancelled, and leads nowhere any more
-    nodes = workflow_run(job.run).scopes[job.scope].flow.nodes
-    node = nodes[job.node]
-    return isinstance(node, Task) and _feeds(node, nodes, name)
-
-
-def _feeds(node: Task, nodes: Mapping[str, Node], name: str) -> bool:
-    return any(
-        isinstance(after := nodes[step], Task) and after.function == name and after.tokens_needed == 1 for step in node.next
-    )
+def _count_leading_to(name: str, jobs: Iterable[Job]) -> int:
+    """How many of these jobs this function is next after."""
+    count = 0
+    for job in jobs:
+        run = job.run
+        if run.is_workflow and run.expected_jobs.get(name) and job.id in run.jobs:  # one that was cancelled leads nowhere
+            flow = workflow_run(run).scopes[job.scope].flow
+            count += name in flow.feeds.get(job.node, ())
+    return count

@@ -100,7 +100,7 @@ class ReactiveAutoscaler:
         for device in view.devices.values():
             if not fits(function, device, {}):
                 continue
-            mine = sum(view.instances[i].function == spec.name for i in device.instances)
+            mine = sum(name == spec.name for name in device.instances.values())
             if has_enough_instances(spec, device.spec, mine):
                 continue
             density = device.spec.units / (1 + len(device.instances))

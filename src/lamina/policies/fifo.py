@@ -77,6 +77,6 @@ def _arrival(function: FunctionState) -> tuple[int, int]:
 
 def _is_oldest(view: View, function: FunctionState, device: Device) -> bool:
     """Whether no queue on this device has an older job: else a slice must not be committed before it is about to be free."""
-    others = {view.instances[name].function for name in device.instances} - {function.spec.name}
+    others = set(device.instances.values()) - {function.spec.name}
     waiting = [view.functions[name] for name in others if name in view.waiting or name in view.deferred]
     return not waiting or _arrival(function) < min(map(_arrival, waiting))

@@ -211,7 +211,7 @@ class Cluster:
             version=spec.version,
             is_adopted=bool(adopts),
         )
-        device.add_instance(instance.id, spec.memory_mib)
+        device.add_instance(instance.id, spec.name, spec.memory_mib)
         if mask:
             device.reserve(instance.id, mask, spec.lend, quota)
         function.add_instance(instance)

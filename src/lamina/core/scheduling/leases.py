@@ -25,7 +25,7 @@ class Device:
     homes: dict[str, int] = field(default_factory=dict)  #: instance -> its standing slice, kept for it
     lent: set[str] = field(default_factory=set)  #: instances whose idle home others may use for one batch
     memory_used_mib: int = 0
-    instances: dict[str, None] = field(default_factory=dict)  #: a set in the order of loading: runs must repeat
+    instances: dict[str, str] = field(default_factory=dict)  #: of which function, in the order of loading: runs must repeat
     running: dict[int, int] = field(default_factory=dict)  #: batch -> its units
     time_shares: dict[str, float] = field(default_factory=dict)  #: instance -> part of the time on its home; left out: all of it
     ends: list[tuple[int, int, int]] = field(
@@ -213,8 +213,8 @@ class Device:
         del self.returns[bisect_left(self.returns, (return_us, batch_id, units))]
         return mask
 
-    def add_instance(self, instance: str, memory_mib: int) -> None:
-        self.instances[instance] = None
+    def add_instance(self, instance: str, function: str, memory_mib: int) -> None:
+        self.instances[instance] = function
         self.memory_used_mib += memory_mib
 
     def remove_instance(self, instance: str, memory_mib: int) -> None:

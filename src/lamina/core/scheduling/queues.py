@@ -164,7 +164,7 @@ class DispatchQueue:
         if decision.slot is not None:
             heappush(self._slots, decision.slot)
         if decision.rank is not None:
-            warm = dict.fromkeys(one.device for one in function.instances.values() if one.phase is WARM)
+            warm = dict.fromkeys([one.device for one in function.instances.values() if one.phase is WARM])
             self._lines.add(name, decision.rank, warm)  # where it loads, nothing that changes is for it
         elif not decision.ignore_devices:
             self._unranked.add(name)
@@ -195,10 +195,8 @@ class DispatchQueue:
         """Something changed on this device: ask again about deferred functions with an instance there, those in line in turn."""
         state = self._state
         if self._unranked:
-            for instance_id in device.instances:
-                name = state.instances[instance_id].function
-                if name in self._unranked:
-                    self.undefer(state.functions[name])
+            for name in list(filter(self._unranked.__contains__, device.instances.values())):
+                self.undefer(state.functions[name])
         if self._lines.lines.get(device.spec.id):
             self.changed[device.spec.id] = set()
 

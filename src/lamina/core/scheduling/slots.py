@@ -79,7 +79,7 @@ def free_slots(view: View, function: FunctionState, instances: Iterable[Instance
             shared = device.shared_block(instance.units, function.spec.parts_on(spec), kept)
         if (device.busy == device.all_units and not shared) or device.is_suspended:
             continue
-        cores = device.cores_free if spec.cores else 0
+        cores = spec.cores - device.cores_busy
         limit = function.batches_at_once(device)
         if (spec.cores and not cores) or (limit and not instance.has_capacity(limit)):
             continue

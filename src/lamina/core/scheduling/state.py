@@ -401,7 +401,7 @@ class ControllerState:
             serves = instance.phase in (InstancePhase.WARM, InstancePhase.DRAINING)
             assert not instance.batches or serves, "it cannot run batches yet"
             assert self.functions[instance.function].instances.get(instance.id) is instance
-            assert instance.id in self.devices[instance.device].instances, f"{instance.id} is on no device"
+            assert self.devices[instance.device].instances.get(instance.id) == instance.function, f"{instance.id} is on no device"
         if not self.runs:
             assert not self.waiting, "quiet, and jobs still wait"
             assert not self.deferred, "quiet, and jobs are still put off"

@@ -201,6 +201,17 @@ class Flow(Struct, frozen=True, dict=True):
         return found
 
     @cached_property
+    def feeds(self) -> dict[str, frozenset[str]]:
+        """By plain step: the functions of plain steps that follow it and start as soon as it has ended."""
+        return {name: frozenset(self._fed_by(node)) for name, node in self.nodes.items() if isinstance(node, Task)}
+
+    def _fed_by(self, node: Task) -> Iterator[str]:
+        for name in node.next:
+            after = self.nodes[name]
+            if isinstance(after, Task) and after.tokens_needed == 1:
+                yield after.function
+
+    @cached_property
     def functions(self) -> tuple[str, ...]:
         """Functions it may call, once each."""
         return tuple(dict.fromkeys(task.function for task in self.tasks()))
@@ -208,6 +219,8 @@ class Flow(Struct, frozen=True, dict=True):
     @cached_property
     def expected_jobs(self) -> dict[str, float]:
         """Per function, how many jobs one run is likely to bring: items by `expected_items`, branches by their odds."""
+        if self.sole_task is not None:
+            return {self.sole_task.function: 1.0}
         found: dict[str, float] = {}
         for name, times in self._expected_starts().items():
             node = self.nodes[name]

@@ -48,7 +48,7 @@ REPLACED: dict[str, dict[str, Any]] = {
     "room for what asks for less": {f"{FRONTIER}.load_shedding.LoadShedder.roomy_us": lambda *args: 0},
     "a call's own work in estimates": {f"{FRONTIER}.backlog.BacklogModel._own_work": lambda *args: 0.0},
     "blocking rule": {"lamina.planner.blocking.BlockingRule.kept_units": lambda *args: 0},
-    "nothing kept for what is shed": {f"{FRONTIER}.load_shedding.LoadShedder.is_shed": lambda *args: False},
+    "nothing kept for what is shed": {f"{FRONTIER}.load_shedding.LoadShedder.shed_on": lambda *args: ()},
     "what others can spare": {f"{FRONTIER}.spared_candidates": lambda *args: iter(())},
     "recent estimates": {f"{FRONTIER}.estimate.RecentEstimates.lookup": lambda *args: None},
     "probes past the margin": {f"{FRONTIER}.allows_probe": lambda *args: False},

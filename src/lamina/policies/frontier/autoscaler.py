@@ -303,13 +303,10 @@ class FrontierAutoscaler:
             return
         best: tuple[float, Device, dict[str, int]] | None = None
         for device in view.devices.values():
+            if device.busy or device.spec.id in function.instances_by_device or self._is_awaited(view, device):
+                continue
             there = [view.instances[one] for one in device.instances]
-            if (
-                device.busy
-                or device.spec.id in function.instances_by_device
-                or self._is_awaited(view, device)
-                or any(i.phase is InstancePhase.LOADING for i in there)
-            ):
+            if any(one.phase is InstancePhase.LOADING for one in there):
                 continue
             cost_us, leaving = float(view.predictor.load_us(spec.name, device.spec.kind)), dict[str, int]()
             for instance in sorted(there, key=lambda one: self._worth(view, one)):
@@ -413,8 +410,8 @@ class FrontierAutoscaler:
                 return
             device = view.devices[cold]
             best, best_need = None, 0.0
-            for instance_id in view.devices[hot].instances:
-                function = view.functions[view.instances[instance_id].function]
+            for name in view.devices[hot].instances.values():
+                function = view.functions[name]
                 hosts = dict.fromkeys(instance.device for instance in function.instances.values())
                 if cold in hosts or len(function.instances) >= function.spec.scale.max or function.spec.home:
                     continue

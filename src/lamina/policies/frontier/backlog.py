@@ -233,7 +233,7 @@ class BacklogModel:
     def _own_work(self, view: View, function: FunctionState, device: Device) -> float:
         """Unit-microseconds of one more job, in a batch with those that wait."""
         table = self.tables.table_for(view, function, device)
-        return table.least_unit_us(len(function.queue) + 1) * function.usual_part
+        return table.least_unit_us(len(function.queue) + 1)
 
     def wait_us(self, view: View, function: FunctionState) -> float:
         """Time until what waits and runs is done on the device of the function where that is soonest."""
@@ -290,7 +290,7 @@ class BacklogModel:
             table = self.tables.table_for(view, function, device)
             config = table.best_throughput(allowed_us)
             if config is not None and 0 < allowed_us < 2 * config.time_us:
-                config = table.fastest()
+                config = table.fastest
             if config is not None:
                 rates[host] = device.spec.units / max(1.0, table.unit_us_per_request(config) * function.usual_part)
         return rates
@@ -302,7 +302,7 @@ class BacklogModel:
         if whole is None:
             return slo_us
         devices = [view.devices[instance.device] for instance in view.functions[name].instances.values()]
-        fastest = [self.tables.table_for(view, view.functions[name], device).fastest() for device in devices[:1]]
+        fastest = [self.tables.table_for(view, view.functions[name], device).fastest for device in devices[:1]]
         own_us = max((config.time_us for config in fastest if config is not None), default=0)
         part_us = max(1, int(2 * slo_us * min(0.5, own_us / max(1, whole.fastest_us))))
         self._parts_us.setdefault(name, {})[flow.name] = part_us

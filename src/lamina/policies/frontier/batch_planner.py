@@ -12,7 +12,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from lamina.core.policy import View
 from lamina.core.scheduling.jobs import Job
@@ -42,6 +44,10 @@ PASS_OVER = 1.1
 
 CLOSED_LOOP = 0.5
 """From this share of clients that resubmit at once on, they count as closed-loop clients."""
+
+
+CROWD = 8
+"""Batches that wait: with fewer, those without room on what is free are worth a larger slice that will be."""
 
 
 # ------------------------------------------------------------------------ members
@@ -84,7 +90,23 @@ def _passed_over(function: FunctionState, late: int, slots: list[CandidateSlot],
             best, best_rate = passed, rate
         if config.cost <= PASS_OVER * ideal[1].cost:
             break
+    if not best_rate and ideal is not None and waiting > CROWD * most:
+        return _without_room(function, slots, late, most)
     return best
+
+
+def _without_room(function: FunctionState, slots: list[CandidateSlot], late: int, most: int) -> int:
+    """How many of those that can be in time cannot be so on what is free. In a crowd they do not keep those behind them from it:
+    else each would wait there until it is as pressed as they are. Passed over are as many as leave time for a full batch, or if
+    that is half of them or more, for one job; none, if none has that."""
+    queue = function.queue
+    for batch, part in ((most, 2), (1, 1)):
+        times = [(slot, slot.table.latency_us(batch, slot.units, slot.cores)) for slot in slots]
+        end_us = min([slot.at_us + us + batch * slot.transfer_us for slot, us in times if us], default=NEVER_US)
+        hasty = queue.count_due_before(end_us)
+        if 0 < (hasty - late) * part < len(queue) - late:
+            return hasty - late
+    return 0
 
 
 def _splits(function: FunctionState, late: int, slots: list[CandidateSlot], from_us: int) -> bool:
@@ -103,7 +125,7 @@ def _splits(function: FunctionState, late: int, slots: list[CandidateSlot], from
 # ------------------------------------------------------------------------ configuration and delay
 
 
-class NextBatch(NamedTuple):
+class NextBatch(Struct, frozen=True, gc=False):
     """The next batch of a function, before its configuration is chosen."""
 
     function: FunctionState
@@ -114,6 +136,7 @@ class NextBatch(NamedTuple):
     fastest_us: int  #: of one job, on the best slice
     soonest_us: int  #: likewise, with the way there and back
     objective: Objective = "deadline"
+    last_us: int = NEVER_US  #: when it takes a device that does not pay, if such a one is free
 
     @property
     def end_us(self) -> int:
@@ -137,18 +160,18 @@ class BatchPlanner:
 
     def decide(self, view: View, batch: NextBatch, slots: list[CandidateSlot], cost_limit: float) -> BatchDecision:
         """The cheapest configuration in time, or how long to wait for more jobs; `cost_limit` is what a job should cost."""
-        function, jobs, in_time, has_goal, plan, _, _, objective = batch
+        function, jobs, plan, objective = batch.function, batch.jobs, batch.plan, batch.objective
         now_us, head, count = view.now_us, jobs[0], len(jobs)
-        if objective == "latency" and in_time:
+        if objective == "latency" and batch.in_time:
             return least_latency(function, slots, count, head.due_us)
-        if not has_goal:
+        if not batch.has_goal:
             if objective == "deadline":
                 slots = as_asked(function, slots)
             found = cheapest_slot(slots, count, head.expires_us - now_us)
             return self._with_delay(view, function, head, count, BatchDecision(*found)) if found else NOTHING
         call = head.run.call
         slo_us = call.deadline_us - call.arrived_us
-        if not in_time:  # calls that come meanwhile can be in time after it
+        if not batch.in_time:  # calls that come meanwhile can be in time after it
             own_us = slo_us - batch.soonest_us
             found = cheapest_slot(slots, count, min(own_us, head.expires_us - now_us), slo_us) if own_us > 0 else None
             found = found or cheapest_slot(slots, count, head.expires_us - now_us, slo_us)
@@ -242,7 +265,7 @@ class BatchPlanner:
                 until_us = wait_until_us(now_us, function, count, most, latency_us, start_by_us)
                 if until_us > now_us:
                     again = recheck_at_count(now_us, function, count)
-        return decision._replace(until_us=until_us, at_count=again) if until_us > now_us else decision
+        return replace(decision, until_us=until_us, at_count=again) if until_us > now_us else decision
 
 
 def as_asked(function: FunctionState, slots: list[CandidateSlot]) -> list[CandidateSlot]:
@@ -254,9 +277,9 @@ def as_asked(function: FunctionState, slots: list[CandidateSlot]) -> list[Candid
         if slot.is_exact:
             asked.append(slot)
         elif slot.units >= units:
-            asked.append(slot._replace(units=units, is_exact=True))
+            asked.append(replace(slot, units=units, is_exact=True))
         elif 0 < _alone_us(slot, slot.units) <= MUCH_SLOWER * _alone_us(slot, units):
-            asked.append(slot._replace(is_exact=True))
+            asked.append(replace(slot, is_exact=True))
     return asked
 
 

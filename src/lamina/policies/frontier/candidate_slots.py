@@ -13,6 +13,9 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import NamedTuple
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from lamina.core.giving_way import gives_way, promised_units
 from lamina.core.policy import View
 from lamina.core.scheduling.leases import Device
@@ -46,7 +49,7 @@ MAX_WAIT_BATCHES = 3
 # ------------------------------------------------------------------------ slots
 
 
-class CandidateSlot(NamedTuple):
+class CandidateSlot(Struct, frozen=True, gc=False):
     """Room for one batch. A reserved slice is taken whole: it is paid for already."""
 
     instance: Instance
@@ -105,28 +108,30 @@ def free_candidates(
     if len(function.instances) > MAX_CANDIDATES:
         instances = _from_next(function)
         most, near_us, idle = _comparison(view, tables, function)
+    by_device = tables.warm_tables(view, function)
     for instance, device, free, cores, is_home in free_slots(view, function, instances):
-        table = tables.table_for(view, function, device)
-        may_insist = False
-        fastest = table.fastest() if len(device.instances) > 1 else None
-        if fastest is not None and device.yielding and (is_home or insists):
-            promised = promised_units(view, device, now_us + device.way_us + fastest.time_us)
-            free = free & ~promised if not is_home else 0 if free & promised else free
-        if not is_home and fastest is not None:
-            time_us = fastest.time_us + device.way_us
-            may_insist = insists and blocking.may_insist(view, function, device, time_us)
-            if not may_insist:
-                free &= ~blocking.kept_units(view, function, device, free, now_us, time_us)
-        at_us = now_us + device.way_us
+        spec, table = device.spec, by_device[instance.device]
+        at_us, may_insist = now_us + device.way_us, False
+        fastest = table.fastest if len(device.instances) > 1 else None
+        if fastest is not None:
+            if device.yielding and (is_home or insists):
+                promised = promised_units(view, device, at_us + fastest.time_us)
+                free = free & ~promised if not is_home else 0 if free & promised else free
+            if not is_home:
+                time_us = fastest.time_us + device.way_us
+                may_insist = insists and blocking.may_insist(view, function, device, time_us)
+                if not may_insist:
+                    free &= ~blocking.kept_units(view, function, device, free, now_us, time_us)
         if not free:
             continue
         if is_home:
             shares = instance.segment_us > 0 and gives_way(function, instance)
             slot = CandidateSlot(instance, device, table, free, free.bit_count(), cores, True, at_us, is_exact=True)
-            found.append(slot._replace(gives_way=True) if shares else slot)
-        elif units := largest_fit(free, table.unit_counts, device.spec.limits.aligned, device.spec.units):
+            found.append(replace(slot, gives_way=True) if shares else slot)
+        elif units := largest_fit(free, table.unit_counts, spec.limits.aligned, spec.units):
             found.append(CandidateSlot(instance, device, table, free, units, cores, False, at_us, insists=may_insist))
-            idle -= free == device.all_units and not device.cores_busy and device.way_us <= near_us
+            if most > 0 and free == device.all_units and not device.cores_busy and device.way_us <= near_us:
+                idle -= 1
         if not idle or len(found) == most:
             break
     return found if view.bandwidth is None else _within_bandwidth(view, function, found)
@@ -149,7 +154,7 @@ def spared_candidates(
 ) -> Iterator[CandidateSlot]:
     """The slot as what others can spare of it: few units for as long as the jobs have, then the more units the shorter the time.
     For a batch that would block others on the units and in the time that were chosen first."""
-    fastest = slot.table.fastest()
+    fastest = slot.table.fastest
     if fastest is None:
         return
     device, alone_us = slot.device, fastest.time_us
@@ -162,7 +167,7 @@ def spared_candidates(
         units = largest_fit(free, slot.table.unit_counts, device.spec.limits.aligned, device.spec.units)
         if units and free != before:  # else the same for a shorter time
             before = free
-            yield slot._replace(free=free, units=units, longest_us=limit_us - way_us)
+            yield replace(slot, free=free, units=units, longest_us=limit_us - way_us)
 
 
 def _from_next(function: FunctionState) -> Iterable[Instance]:
@@ -186,12 +191,13 @@ def upcoming_candidates(
 ) -> Iterator[CandidateSlot]:
     """What running batches that end by `before_us` leave behind, and others can spare: the first to be free first, and each
     worked out when it is asked for, because the first is nearly always the one."""
+    by_device = tables.warm_tables(view, function)
     for instance, device, free, cores, is_home, at_us, batch in upcoming_slots(view, function, before_us):
-        table = tables.table_for(view, function, device)
+        table = by_device[instance.device]
         if is_home:
             units = free.bit_count()
         else:
-            if len(device.instances) > 1 and (fastest := table.fastest()):
+            if len(device.instances) > 1 and (fastest := table.fastest):
                 free &= ~blocking.kept_units(view, function, device, free, at_us, fastest.time_us)
             units = largest_fit(free, table.unit_counts, device.spec.limits.aligned, device.spec.units)
         if units:
@@ -210,14 +216,14 @@ def _within_bandwidth(view: View, function: FunctionState, found: list[Candidate
         if slot.units <= most:
             kept.append(slot)
         elif most and not slot.is_exact:
-            kept.append(slot._replace(units=most))
+            kept.append(replace(slot, units=most))
     return kept
 
 
 # ------------------------------------------------------------------------ the cheapest of them
 
 
-class BatchDecision(NamedTuple):
+class BatchDecision(Struct, frozen=True, gc=False):
     """Start `config` at `slot`; or first wait until `until_us`, unless there are `at_count` jobs before."""
 
     slot: CandidateSlot | None

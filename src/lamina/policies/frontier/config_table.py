@@ -126,6 +126,7 @@ class ConfigTable:
     latencies_us: RowFunction | None = None  #: the same for all slices at once, if the predictor can say it
     batch_sizes: list[int] = field(init=False)
     is_known: bool = field(init=False)  #: a latency is known
+    fastest: BatchConfig | None = field(init=False)  #: the least time that one job takes on any slice
     _prices: list[tuple[int, list[float]]] = field(init=False)  #: of all slices there are, by units and cores
     _rows: dict[int, list[list[int]]] = field(default_factory=dict)  #: by batch: times by units and cores
     _fronts: dict[tuple[int, int, int], ParetoFront] = field(default_factory=dict)
@@ -140,6 +141,8 @@ class ConfigTable:
         ]
         self._samples = self._sample()
         self.is_known = any(any(times) for times in self._samples)
+        alone = self.pareto(1, self.unit_counts[-1], self.core_counts[-1])[1]
+        self.fastest = alone[0] if alone else None
 
     def _sample(self) -> list[list[int]]:
         """Times of the least and the largest batch on all slices."""
@@ -172,12 +175,6 @@ class ConfigTable:
         times, configs = self._fronts.get(key) or self._build_front(*key)
         place = bisect_right(times, within_us)
         return configs[place - 1] if place else None
-
-    def fastest(self, count: int = 1) -> BatchConfig | None:
-        """The least time a batch of at most `count` takes on any slice."""
-        key = (count, self.unit_counts[-1], self.core_counts[-1])
-        configs = (self._fronts.get(key) or self._build_front(*key))[1]
-        return configs[0] if configs else None
 
     def best_throughput(self, allowed_us: int) -> BatchConfig | None:
         """The cheapest way in full batches that leaves half of the time for waiting; the fastest if there is none."""
@@ -271,6 +268,18 @@ class WarmHosts(NamedTuple):
         return min([device.way_us for device in self.devices])
 
 
+class WarmSpots(NamedTuple):
+    """Where a function is warm: good until its instances change, or a table has to be compared with predictions again."""
+
+    until_us: int
+    placements: int
+    hosts: list[WarmHosts]
+    tables: dict[str, ConfigTable]  #: by device
+
+
+NOWHERE = WarmSpots(0, -1, [], {})
+
+
 @dataclass(slots=True)
 class ConfigTables:
     """Configuration tables per function and kind of device, rebuilt when predictions have moved."""
@@ -280,24 +289,30 @@ class ConfigTables:
     _shapes: dict[str, tuple[DeviceSpec, int]] = field(default_factory=dict)  #: by device
     _numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
     """Of shapes: kinds of devices on which a function has the same configurations. Hashed once, not for each look-up."""
-    _warm: dict[str, tuple[int, int, list[WarmHosts]]] = field(default_factory=dict)
-    """By function: until when, with which placements, and where it is warm."""
+    _warm: dict[str, WarmSpots] = field(default_factory=dict)  #: by function
 
     def warm_hosts(self, view: View, function: FunctionState) -> list[WarmHosts]:
-        """Where it is warm, by kind of device: found anew when its instances have changed, or a table may have to be."""
+        """Where it is warm, by kind of device."""
+        return self._warm_spots(view, function).hosts
+
+    def warm_tables(self, view: View, function: FunctionState) -> dict[str, ConfigTable]:
+        """Its tables by the device, of those where it is warm."""
+        return self._warm_spots(view, function).tables
+
+    def _warm_spots(self, view: View, function: FunctionState) -> WarmSpots:
         name = function.spec.name
-        until_us, placements, found = self._warm.get(name, (0, -1, []))
-        if placements != function.placements or view.now_us >= until_us:
+        found = self._warm.get(name, NOWHERE)
+        if found.placements != function.placements or view.now_us >= found.until_us:
             by_table: dict[int, WarmHosts] = {}
+            tables: dict[str, ConfigTable] = {}
             until_us = NEVER_US
             for instance in function.instances.values():
                 if instance.phase is InstancePhase.WARM:
                     device = view.devices[instance.device]
-                    table = self.table_for(view, function, device)
+                    table = tables[instance.device] = self.table_for(view, function, device)
                     until_us = min(until_us, table.recheck_us if table.is_known else 0)
                     by_table.setdefault(id(table), WarmHosts(table, [])).devices.append(device)
-            found = list(by_table.values())
-            self._warm[name] = (until_us, function.placements, found)
+            found = self._warm[name] = WarmSpots(until_us, function.placements, list(by_table.values()), tables)
         return found
 
     def table_for(self, view: View, function: FunctionState, device: Device) -> ConfigTable:
@@ -323,18 +338,26 @@ class ConfigTables:
         """Build what the first call of a loaded function would else have to wait for."""
         for hosts in self.warm_hosts(view, function):
             hosts.table.best_throughput(function.spec.slo.latency_us)
-            hosts.table.fastest()
 
     def tables_of(self, view: View, function: FunctionState) -> list[ConfigTable]:
         """One per kind of device: those it is on, else those it could be on."""
-        on = [view.devices[instance.device] for instance in function.instances.values()]
-        could = on or [device for device in view.devices.values() if function.spec.fits_family(device.spec.family)]
-        return list({id(table): table for table in (self.table_for(view, function, device) for device in could)}.values())
+        warm, devices = self.warm_tables(view, function), view.devices
+        on = dict.fromkeys([instance.device for instance in function.instances.values()])
+        could = on or [host for host, device in devices.items() if function.spec.fits_family(device.spec.family)]
+        found = [warm.get(host) or self.table_for(view, function, devices[host]) for host in could]
+        return list({id(table): table for table in found}.values())
 
     def invalidate(self, function: str) -> None:
         self._warm.pop(function, None)
         for key in [key for key in self._tables if key[0] == function]:
             del self._tables[key]
+
+    def doubt(self, function: str) -> None:
+        """Compare its tables with what is predicted now: a call that was admitted could not be served by them."""
+        self._warm.pop(function, None)
+        for key, table in self._tables.items():
+            if key[0] == function:
+                table.recheck_us = 0
 
     def _build(self, view: View, function: FunctionState, device: Device, times_built: int) -> ConfigTable:
         spec, where = function.spec, device.spec

@@ -18,7 +18,7 @@ was not busy: a few calls more than usual in a fifth of a second are no overload
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -57,6 +57,8 @@ LIGHT = EVEN - 0.01
 
 FEW, PART = 64, 16
 """Up to so many streams are added up at once; of more, so many with each call that arrives."""
+
+NONE_SHED: Set[str] = frozenset()
 
 Stream = tuple[str, str]
 """Target and tenant."""
@@ -183,11 +185,11 @@ class LoadShedder:
             return 0.0
         return min(1.0, self._served.get(stream, 1.0) * self._excess.get(stream, 1.0))
 
-    def is_shed(self, device: str, function: str) -> bool:
-        """Whether the device is asked for more than it can do, and all streams that use the function there for more than their
-        share."""
+    def shed_on(self, device: str) -> Set[str]:
+        """Of a device that is asked for more than it can do: functions that no stream uses there but those that ask for more than
+        their share."""
         known = self._devices.get(device)
-        return known is not None and function in known.shed
+        return known.shed if known is not None else NONE_SHED
 
     def update(
         self, now_us: int, units: Mapping[str, int], work: Mapping[str, Mapping[str, float]], weights: Mapping[str, float]

@@ -11,13 +11,17 @@ All configurations of the step are compared at once, as arrays. A function by it
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from lamina.core.scheduling.leases import Device
 from lamina.policies.frontier.candidate_slots import MIN_SAVING, NOTHING, BatchDecision, CandidateSlot, WaitBudget
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTable
 from lamina.policies.frontier.workflow_plans import StepPlan
+from lamina.types import NEVER_US
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,22 +53,25 @@ class StepOptimizer:
     ) -> BatchDecision:
         """A step with others after it; `budget_us` is for all of them, `cost_limit` what a job of this step may cost."""
         step, arrays = plan.step, plan.step.configs
-        allowed = allowed_configs(slots, count if waiting is None else -count, plan)
+        rooms = [room_of(slots, table) for table in plan.tables]
+        costs = allowed_costs(rooms, count if waiting is None else -count, plan)
         if cost_limit < math.inf:
-            allowed = allowed & (arrays.cost <= cost_limit)
-            if waiting is not None and not (allowed & (arrays.batch <= count)).any():
+            import numpy as np
+
+            costs = np.where(costs <= cost_limit, costs, math.inf)
+            if waiting is not None and not (costs[arrays.batch <= count] < math.inf).any():
                 waiting = waiting._replace(impatience=0.0)  # too dear without others: nothing is lost by waiting to the last
-        crowded = [least_busy(slots, table) ** 2 for table in plan.tables]
+        crowded = [room.busy**2 for room in rooms]
         busy = min(crowded)
         kept_us = 0
         if waiting is not None:
             kept_us = int((1 + 2 * busy) * waiting.kept_us(plan.configs[0].time_us + step.after.fastest_us))
-        later_us = delay_us(slots, count, waiting.gap_us if waiting is not None else None, kept_us, plan)
+        later_us = delay_us(rooms, count, waiting.gap_us if waiting is not None else None, kept_us, plan)
         congestion = congestion_cost(crowded, slo_us, plan)
         careful_us = int(budget_us / (1 + self.spare + CONGESTION_SLACK * busy))
-        best, totals = step.cheapest(careful_us, allowed, later_us, congestion)
+        best, totals = step.cheapest(careful_us, costs, later_us, congestion)
         if best < 0:
-            best, totals = step.cheapest(budget_us, allowed, later_us, congestion)
+            best, totals = step.cheapest(budget_us, costs, later_us, congestion)
         if best < 0:
             return NOTHING
         target = plan.configs[best]
@@ -76,7 +83,7 @@ class StepOptimizer:
             if totals[now] == math.inf:
                 now = -1
             if now < 0 or least < (1 - MIN_SAVING) * totals[now]:
-                way_us = _least_way_us(slots, plan.tables[int(plan.kind[best])])
+                way_us = rooms[int(plan.kind[best])].way_us
                 until_us = _wait_until_us(now_us, careful_us - kept_us - way_us, count, waiting, plan, target)
                 if until_us > now_us:
                     return BatchDecision(None, None, until_us, target.batch)
@@ -84,11 +91,13 @@ class StepOptimizer:
                 return self.for_step(now_us, slots, count, budget_us, slo_us, None, plan, cost_limit)
             best, target = now, plan.configs[now]
         table = plan.tables[int(plan.kind[best])]
-        fitting = [slot for slot in slots if slot.table is table and slot.units >= target.units and slot.cores >= target.cores]
-        if not fitting:
-            return NOTHING
-        nearest = min(fitting, key=lambda slot: (slot.transfer_us, slot.device.way_us))
-        return BatchDecision(nearest, self._filled(table, target, count))
+        nearest, least_us = None, (NEVER_US, NEVER_US)
+        for slot in slots:
+            if slot.table is table and slot.units >= target.units and slot.cores >= target.cores:
+                far_us = (slot.transfer_us, slot.device.way_us)
+                if far_us < least_us:
+                    nearest, least_us = slot, far_us
+        return BatchDecision(nearest, self._filled(table, target, count)) if nearest is not None else NOTHING
 
     def _filled(self, table: ConfigTable, config: BatchConfig, count: int) -> BatchConfig:
         """Of large batches not every size is weighed: a few jobs more that fit into the spare time are not left behind."""
@@ -112,48 +121,78 @@ def _wait_until_us(now_us: int, within_us: int, count: int, waiting: WaitBudget,
 # ------------------------------------------------------------------------ terms for all configurations of a step at once
 
 
-def allowed_configs(slots: list[CandidateSlot], count: int, plan: StepPlan) -> NDArray[np.bool_]:
-    """No batch larger than the queue (a negative count: unless waited for), no slice larger than there is room for, and no stay
-    longer than others can bear."""
-    room = tuple(_largest_room(slots, table) for table in plan.tables)
-    found = plan.masks.get((count, room))
+class Room(Struct, frozen=True, gc=False):
+    """What the slots on the devices of one kind have room for: the best that any of them has of each."""
+
+    largest: tuple[int, int, int] = (0, 0, 0)  #: units, cores, and the longest stay that others can bear
+    way_us: int = 0
+    transfer_us: int = 0
+    busy: float = 1.0  #: part of the device
+
+
+NO_ROOM = Room()
+
+
+def room_of(slots: list[CandidateSlot], table: ConfigTable) -> Room:
+    """The room on devices of the kind that this table is for."""
+    largest, way_us, transfer_us, busy = (0, 0, 0), NEVER_US, NEVER_US, 1.0
+    for slot in slots:
+        if slot.table is table:
+            device = slot.device
+            largest = max(largest, (slot.units, slot.cores, slot.longest_us))
+            way_us, transfer_us = min(way_us, device.way_us), min(transfer_us, slot.transfer_us)
+            busy = min(busy, _busy(device))
+    return Room(largest, way_us, transfer_us, busy) if largest[0] else NO_ROOM
+
+
+def _busy(device: Device) -> float:
+    """Of units or of cores, whichever there is less left of."""
+    busy = device.busy.bit_count() / device.spec.units
+    spec = device.spec
+    return max(busy, 1 - (spec.cores - device.cores_busy) / spec.cores) if spec.cores else busy
+
+
+def allowed_costs(rooms: list[Room], count: int, plan: StepPlan) -> NDArray[np.float64]:
+    """Costs of configurations; infinite for a batch larger than the queue (a negative count: unless waited for), a slice larger
+    than there is room for, and a stay longer than others can bear."""
+    largest = tuple([room.largest for room in rooms])
+    found = plan.costs.get((count, largest))
     if found is None:
         import numpy as np
 
         arrays = plan.step.configs
-        units, cores, longest_us = np.array(room, np.int64).T
-        found = (arrays.units <= units[plan.kind]) & (arrays.cpus <= cores[plan.kind]) & (arrays.batch <= abs(count))
-        found &= arrays.time_us <= longest_us[plan.kind]
+        units, cores, longest_us = (_by_kind(values, plan) for values in zip(*largest, strict=True))
+        allowed = (arrays.units <= units) & (arrays.cpus <= cores) & (arrays.time_us <= longest_us) & (arrays.batch <= abs(count))
         if count < 0:
-            found |= arrays.batch > -count
-        plan.masks[count, room] = found
+            allowed |= arrays.batch > -count
+        found = plan.costs[count, largest] = np.where(allowed, arrays.cost, math.inf)
     return found
 
 
-def delay_us(
-    slots: list[CandidateSlot], count: int, gap_us: float | None, kept_us: int, plan: StepPlan
-) -> NDArray[np.int64] | None:
+def delay_us(rooms: list[Room], count: int, gap_us: float | None, kept_us: int, plan: StepPlan) -> NDArray[np.int64] | None:
     """Delay of configurations besides their own time: until their jobs are here (`gap_us` apart; None: no waiting), until the
     inputs are there, and the way there and back."""
     found, batch = None, plan.step.configs.batch
     if gap_us is not None:
-        missing = plan.missing.get(count)
-        if missing is None:
-            missing = plan.missing[count] = (batch - count).clip(0)
+        missing, is_short = plan.missing.get(count) or _missing(count, plan)
         found = (missing * gap_us).astype(batch.dtype)
         if kept_us:
-            found[missing > 0] += kept_us
-    if any(slot.transfer_us for slot in slots):
-        import numpy as np
-
-        transfer_us = np.array([_least_transfer_us(slots, table) for table in plan.tables])[plan.kind] * batch
+            found += kept_us * is_short
+    transfers_us, ways_us = [room.transfer_us for room in rooms], [room.way_us for room in rooms]
+    if any(transfers_us):
+        transfer_us = _by_kind(transfers_us, plan) * batch
         found = transfer_us if found is None else found + transfer_us
-    ways_us = [_least_way_us(slots, table) for table in plan.tables]
     if any(ways_us):
-        import numpy as np
-
-        way_us = np.array(ways_us)[plan.kind]
+        way_us = _by_kind(ways_us, plan)
         found = way_us if found is None else found + way_us
+    return found
+
+
+def _missing(count: int, plan: StepPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    import numpy as np
+
+    missing = np.maximum(plan.step.configs.batch - count, 0)
+    found = plan.missing[count] = (missing, np.minimum(missing, 1))
     return found
 
 
@@ -166,32 +205,14 @@ def congestion_cost(crowded: list[float], slo_us: int, plan: StepPlan) -> NDArra
         if len(plan.stays) >= MAX_STAYS:
             plan.stays.clear()
         costs = plan.stays[slo_us] = plan.cost_times_time / max(1, slo_us) + plan.opportunity_cost
-    if len(crowded) == 1:
-        on_full: NDArray[np.float64] = costs * crowded[0]
-    else:
-        import numpy as np
-
-        on_full = costs * np.array(crowded)[plan.kind]
+    on_full: NDArray[np.float64] = costs * _by_kind(crowded, plan)
     return on_full
 
 
-def least_busy(slots: list[CandidateSlot], table: ConfigTable) -> float:
-    return min((_busy(slot.device) for slot in slots if slot.table is table), default=1.0)
+def _by_kind(values: Sequence[float], plan: StepPlan) -> Any:
+    """What holds on each kind of device, for every configuration; one number if there is but one kind."""
+    if len(values) == 1:
+        return values[0]
+    import numpy as np
 
-
-def _busy(device: Device) -> float:
-    """Of units or of cores, whichever there is less left of."""
-    busy = device.busy.bit_count() / device.spec.units
-    return max(busy, 1 - device.cores_free / device.spec.cores) if device.spec.cores else busy
-
-
-def _largest_room(slots: list[CandidateSlot], table: ConfigTable) -> tuple[int, int, int]:
-    return max([(slot.units, slot.cores, slot.longest_us) for slot in slots if slot.table is table], default=(0, 0, 0))
-
-
-def _least_way_us(slots: list[CandidateSlot], table: ConfigTable) -> int:
-    return min((slot.device.way_us for slot in slots if slot.table is table), default=0)
-
-
-def _least_transfer_us(slots: list[CandidateSlot], table: ConfigTable) -> int:
-    return min((slot.transfer_us for slot in slots if slot.table is table), default=0)
+    return np.array(values)[plan.kind]

@@ -54,8 +54,11 @@ class StepPlan(NamedTuple):
     kind: NDArray[np.int64]  #: per configuration, which of them
     cost_times_time: NDArray[np.float64]  #: per configuration
     opportunity_cost: NDArray[np.float64]  #: per configuration, what it keeps others from beyond its cost, in units or cores
-    masks: dict[tuple[int, tuple[tuple[int, int, int], ...]], NDArray[np.bool_]]  #: what may be had, by jobs waiting and room
-    missing: dict[int, NDArray[np.int64]]  #: likewise how many jobs it is short of, by jobs waiting
+    costs: dict[tuple[int, tuple[tuple[int, int, int], ...]], NDArray[np.float64]]
+    """Of what may be had, infinite for the rest, by jobs waiting and the largest room on each kind of device."""
+    missing: dict[
+        int, tuple[NDArray[np.int64], NDArray[np.int64]]
+    ]  #: by jobs waiting, how many it is short of, and whether of any
     stays: dict[int, NDArray[np.float64]]  #: likewise what its stay costs on a full device, by the SLO
 
 
