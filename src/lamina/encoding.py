@@ -174,6 +174,16 @@ def decode_input(blob: Blob) -> Any:
         raise BadValue(f"not a value: {error}") from None
 
 
+def input_entries(blob: Blob) -> dict[str, Blob] | None:
+    """Values of an encoded dict of a client by name, each encoded: large bytes are not copied. None if it is no such dict."""
+    try:
+        raw = _entries_decoder.decode(blob)
+    except _UNFIT:
+        return None
+    found = {name: memoryview(value) for name, value in raw.items()}
+    return {name: one if bytes_within(one) is not None else encode(decode_input(one)) for name, one in found.items()}
+
+
 MAX_LOOKED_INTO = 2**17
 """Parts of values that are decoded where others wait meanwhile: twenty milliseconds at worst."""
 
@@ -368,12 +378,32 @@ def _tensor_hook(code: int, data: memoryview) -> Any:
 
 def encode_tensor(dtype: str, shape: Sequence[int], data: Blob) -> bytes:
     """Encode a tensor from its bytes as they are, little-endian: what passes through need not become an array."""
+    return b"".join(tensor_in_parts(dtype, shape, data))
+
+
+def tensor_in_parts(dtype: str, shape: Sequence[int], data: Blob) -> tuple[Blob, ...]:
+    """The same in parts: a large tensor is not copied."""
     head = msgspec.msgpack.encode((dtype, shape))
     parts = (len(head).to_bytes(2, "little"), head, data)
     size = 2 + len(head) + len(data)
-    if size >= 2**16:  # copied once: what is large is put together here, as an extension with a size of four bytes
-        return b"".join((b"\xc9", size.to_bytes(4, "big"), bytes((TENSOR,)), *parts))
-    return _encoder.encode(msgspec.msgpack.Ext(TENSOR, b"".join(parts)))
+    if size >= 2**16:  # an extension with a size of four bytes
+        return b"\xc9" + size.to_bytes(4, "big") + bytes((TENSOR,)), *parts
+    return (_encoder.encode(msgspec.msgpack.Ext(TENSOR, b"".join(parts))),)
+
+
+def encode_parts(value: Any) -> tuple[Blob, ...]:
+    """Encode a value in parts that need not be put together yet: large bytes are not copied."""
+    if type(value) is bytes and len(value) >= 2**16:
+        return b"\xc6" + len(value).to_bytes(4, "big"), value
+    return (encode(value),)
+
+
+def bytes_within(blob: Blob) -> memoryview | None:
+    """The bytes that large encoded bytes are of, where they are; None if it is another value."""
+    view = memoryview(blob)
+    if len(view) < 5 or view[0] != 0xC6 or int.from_bytes(view[1:5], "big") != len(view) - 5:
+        return None
+    return view[5:]
 
 
 def is_flat_response(blob: Blob) -> bool:
@@ -403,17 +433,27 @@ def response_status(blob: Blob) -> int:
         return 500
 
 
-def tensor_parts(blob: Blob) -> tuple[str, list[int], memoryview] | None:
-    """Dtype, shape and bytes of an encoded tensor; None if it is another value."""
+def tensor_parts(blob: Blob, *, in_place: bool = False) -> tuple[str, list[int], memoryview] | None:
+    """Dtype, shape and bytes of an encoded tensor; None if it is another value. `in_place`: the bytes of a large one are not
+    copied, and change or go with `blob`."""
     if not len(blob) or blob[0] not in _EXTENSIONS:
         return None
-    found = _ext_decoder.decode(blob)
-    if found.code != TENSOR:
-        return None
-    data = memoryview(found.data)
+    data = _ext_data(blob) if in_place else None
+    if data is None:
+        found = _ext_decoder.decode(blob)
+        if found.code != TENSOR:
+            return None
+        data = memoryview(found.data)
     size = int.from_bytes(data[:2], "little")
     dtype, shape = _head_decoder.decode(data[2 : 2 + size])
     return dtype, shape, data[2 + size :]
+
+
+def _ext_data(blob: Blob) -> memoryview | None:
+    """The data of a large tensor, where it is; None if it is none, or has to be looked at more closely."""
+    if blob[0] != 0xC9 or len(blob) < 6 or blob[5] != TENSOR or int.from_bytes(blob[1:5], "big") != len(blob) - 6:
+        return None
+    return memoryview(blob)[6:]
 
 
 _EXTENSIONS = frozenset((0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8))  #: how they begin
@@ -423,6 +463,7 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_enc_hook)
 _decoder = msgspec.msgpack.Decoder(ext_hook=_ext_hook)
 _input_decoder = msgspec.msgpack.Decoder(ext_hook=_tensor_hook)
 _response_decoder = msgspec.msgpack.Decoder(tuple[int, str, Annotated[dict[str, str], Meta(max_length=MAX_HEADERS)], msgspec.Raw])
+_entries_decoder = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 _list_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 

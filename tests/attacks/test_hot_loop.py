@@ -208,8 +208,8 @@ def test_a_large_body_in_one_piece_is_taken_in_several_turns(monkeypatch: pytest
             handler, driver = gateway.router.call_handler, gateway.driver
             real = driver.submit
             monkeypatch.setattr(driver, "submit", lambda *arguments: (turns.append(_turn()), real(*arguments)))
-            decode = calls.decode_inputs
-            monkeypatch.setattr(calls, "decode_inputs", lambda *arguments: (turns.append(_turn()), decode(*arguments))[1])
+            decode = calls.decode_parts
+            monkeypatch.setattr(calls, "decode_parts", lambda *arguments: (turns.append(_turn()), decode(*arguments))[1])
             assert handler is not None
             answer = await browser.ask("POST", "/v1/functions/echo", bytes(5_000_000), "application/octet-stream")
             assert answer.status == 200

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,3 +107,22 @@ def test_an_address_that_has_come_to_far_more_than_others_gives_way_before_them(
         flood.append(IdleConnection("b", float(MOST + number)))
         server.add(flood[-1])  # type: ignore[arg-type]
     assert sum(one.gone for one in quiet) <= 3
+
+
+def test_thousands_that_are_too_slow_at_once_are_told_so_in_many_turns() -> None:
+    told: list[int] = []
+
+    class Slow:
+        def check_timeouts(self, now_s: float) -> None:
+            until_s = time.perf_counter() + 0.0001  # a response, and the end of its connection
+            while time.perf_counter() < until_s:
+                pass
+            told.append(1)
+
+    server = HttpServer(lambda request, exchange: None, lambda *about: (b"", b""))
+    unswept: list[Any] = [Slow() for _ in range(1_000)]
+    server._sweep(unswept)
+    assert 1 <= len(told) <= 30 and len(unswept) == 1_000 - len(told)
+    while unswept:
+        server._sweep(unswept)
+    assert len(told) == 1_000

@@ -135,6 +135,35 @@ def test_a_device_that_does_not_pay_is_taken_while_its_own_time_is_left():
     assert row(summary, "f").attainment > 0.95 and not row(summary, "f").failed
 
 
+@pytest.mark.parametrize("ways", ["0.2ms", "3ms"])
+def test_no_device_stands_idle_for_one_that_will_not_be_free_in_time(ways: str):
+    """The cheap device, which is better in every way, is busy for half a second with a call of another function."""
+    parts = (
+        device(1, gib=8, kind="cheap", more=f'price = "1/h"\nway = "{ways}"'),
+        device(1, kind="dear", more='price = "9/h"'),
+        function("f", {"cheap": {1: [2]}, "dear": {1: [5]}}, slo="16ms", scale="{ min = 2 }", load="1ms"),
+        function("long", {"cheap": {1: [500]}, "dear": {1: [500]}}, memory="5GiB", scale="{ min = 1 }", load="1ms"),
+        load("long", shape="closed", clients=1, start="0.3s"),
+        load("f", rate=60, start="0.4s"),
+    )
+    found = row(simulated(*parts, noise=0.0), "f")
+    assert found.attainment > 0.7 and not found.failed
+    assert found.queue_mean_ms < 3
+
+
+def test_in_overload_a_dear_device_does_not_wait_for_a_cheap_one():
+    """A crowd waits, and the cheap device has a slot for one of them in time, again and again."""
+    parts = (
+        device(2, kind="cheap", more='price = "1/h"'),
+        device(2, kind="dear", more='price = "20/h"'),
+        function("f", {"cheap": {1: [10], 2: [8]}, "dear": {1: [15], 2: [12]}}, slo="200ms", scale="{ min = 2 }", load="1ms"),
+        load("f", rate=900, start="0.2s"),
+    )
+    summary = simulated(*parts, seconds=2)
+    [dear] = [one for one in summary.devices if one.device.startswith("dear")]
+    assert dear.utilisation > 0.8
+
+
 def test_late_batches_leave_room_for_calls_that_can_still_be_in_time():
     """Late answers are wanted too, but thirty-two of them at once keep the device for longer than a call has."""
     more = {"slo": "{ latency = '20ms', on_miss = 'serve' }", "max_batch": 32, "scale": "{ min = 1, max = 1 }", "load": "400ms"}

@@ -132,17 +132,17 @@ def test_only_what_is_due_sooner_of_another_function_is_before_it_on_a_fixed_sli
     assert estimate_us(script.controller.view, function, 100 * MS) == takes_ms * MS
 
 
-def test_an_instance_that_loads_is_waited_for_as_long_as_loads_take(script: Script):
+def test_an_instance_that_loads_is_waited_for_as_long_as_loads_seldom_exceed(script: Script):
     script.given(a_function(), policy=Start1(), takes={"f": 5 * MS}, loads={"f": 30 * MS}, warm=False)
     script.at(0).arrives("c1")
     script.at(10 * MS).tell(Tick())
     function = script.controller.state.functions["f"]
-    assert estimate_us(script.controller.view, function) == 20 * MS + 2 * 5 * MS
+    assert estimate_us(script.controller.view, function) == 33 * MS - 10 * MS + 2 * 5 * MS
 
 
 def test_without_an_instance_the_load_is_on_top(script: Script):
     script.given(a_function(), policy=Start1(), takes={"f": 5 * MS}, loads={"f": 30 * MS}, warm=False)
-    assert estimate_us(script.controller.view, script.controller.state.functions["f"]) == 35 * MS
+    assert estimate_us(script.controller.view, script.controller.state.functions["f"]) == 33 * MS + 5 * MS
 
 
 def test_there_is_no_estimate_before_anything_was_measured(script: Script):

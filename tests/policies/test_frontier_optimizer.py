@@ -106,6 +106,24 @@ def test_a_hurried_job_is_passed_over_only_if_more_are_served_without_it(urgent_
     assert select_batch(function, 5, 0, [a_slot(device, table)], now_us=0, soonest_us=0)[0].id == leader
 
 
+@pytest.mark.parametrize(
+    ("counts", "leader"),
+    [
+        pytest.param((6, 8, 20), 14, id="those who leave time for a full batch"),
+        pytest.param((6, 20, 10), 6, id="where these are less than half, those who have time at all"),
+        pytest.param((40, 0, 0), 0, id="if all have too little time, the first"),
+        pytest.param((6, 8, 10), 0, id="in a small crowd, the first"),
+    ],
+)
+def test_jobs_without_room_keep_none_behind_them_from_what_is_free(counts: tuple[int, int, int], leader: int):
+    """One takes 20 ms and four take 50. So many have 15 ms, so many 30, and the others 60."""
+    device = a_device()
+    table = ConfigTable(lambda batch, units, cores: 10 * (1 + batch) * MS, 4, (1,), (0,), device.spec)
+    queue = a_queue([due_ms * MS for due_ms, count in zip((15, 30, 60), counts, strict=True) for _ in range(count)])
+    function = FunctionState(FunctionSpec(name="f", max_batch=4), queue)
+    assert select_batch(function, len(queue), 0, [a_slot(device, table)], now_us=0, soonest_us=0)[0].id == leader
+
+
 # ------------------------------------------------------------------------------------------------------------- cheaper slots
 
 

@@ -26,9 +26,9 @@ class TokenBucket:
         self.level_us = self.level(now_us) - device_us
         self.at_us = now_us
 
-    def ready_at_us(self, now_us: int) -> int:
-        """When the next batch may start; `now_us` if at once."""
-        level = self.level(now_us)
+    def ready_at_us(self, now_us: int, ahead_us: float = 0.0) -> int:
+        """When the next batch may start, once so much more has been charged; `now_us` if at once."""
+        level = self.level(now_us) - ahead_us
         if level > 0 or self.rate >= 1.0:
             return now_us
         return now_us + int(-level / self.rate) + 1 if self.rate > 0 else NEVER_US

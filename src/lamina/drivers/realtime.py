@@ -15,7 +15,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from time import monotonic_ns
 from typing import Any, Protocol
 
@@ -45,7 +45,7 @@ from lamina.drivers.engine import Engine
 from lamina.errors import LaminaError, PolicyError
 from lamina.ipc.event_loop import Timer, clock_us
 from lamina.types import NEVER_US, Call
-from lamina.values.references import ErrorInfo
+from lamina.values.references import ErrorInfo, Stored
 from lamina.values.run_values import RunValues
 
 log = logging.getLogger("lamina")
@@ -142,7 +142,7 @@ class RealtimeDriver(Driver):
         run_error = self.data.error(failure.call_id, failure)
         return run_error or self.engine.load_errors.get(failure.step)
 
-    def submit(self, call: Call, inputs: dict[str, bytes], on_end: OnEnd, began_us: int = 0) -> None:
+    def submit(self, call: Call, inputs: Mapping[str, Stored], on_end: OnEnd, began_us: int = 0) -> None:
         """Hand in a call; `on_end` is called once, with `data` still holding its result. `began_us`: see `RunValues.open`."""
         self.data.open(call.id, self.controller.flows[call.target], inputs, began_us)  # it raises before anything is kept
         self._pending[call.id] = on_end

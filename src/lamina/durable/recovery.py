@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -20,10 +20,12 @@ from lamina.core.workflow.journal_entry import JournalEntry
 from lamina.drivers.driver import Ending
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.errors import LaminaError
+from lamina.ipc.sliced_copies import SLICE_BYTES, Parts
 from lamina.store import runs as stored
 from lamina.store.base import Store
 from lamina.store.runs import LoadedRun, RunRow
 from lamina.types import NEVER_US, Call
+from lamina.values.references import Stored
 
 
 class RunRecovery:
@@ -49,6 +51,7 @@ class RunRecovery:
         self._set_aside = set_aside
         self._digests: dict[str, tuple[Flow, str, bytes]] = {}
         self._started: list[str] = []
+        self._storing: dict[str, LoadedRun] = {}  #: runs that begin when their inputs have been put where calls have them
 
     def flow_digest(self, target: str) -> tuple[str, bytes]:
         """Digest and encoding of a workflow as it is deployed now."""
@@ -74,8 +77,34 @@ class RunRecovery:
         else:
             self._store.read(lambda db: stored.read_flow(db, row.flow), lambda body: self._replay_stored_flow(loaded, body))
 
+    def close(self) -> None:
+        """Begin no more runs."""
+        self._storing.clear()
+
     def _start_new(self, loaded: LoadedRun, now_us: int) -> None:
-        self._driver.submit(self._call(loaded.row, now_us), _decode_inputs(loaded), self._on_ended, now_us)
+        if len(loaded.inputs) <= SLICE_BYTES:
+            self._submit(loaded, now_us, _decode_inputs(loaded))
+            return
+        inputs = msgspec.msgpack.decode(loaded.inputs, type=dict[str, memoryview])
+        parts = {name: (blob,) for name, blob in inputs.items()}
+        self._storing[loaded.row.id] = loaded
+        self._driver.data.store_inputs([parts], lambda calls: self._submit_stored(loaded, now_us, calls[0]))
+
+    def _submit_stored(self, loaded: LoadedRun, now_us: int, inputs: dict[str, Stored]) -> None:
+        id = loaded.row.id
+        is_wanted = self._storing.get(id) is loaded  # else it has ended meanwhile, and come again
+        if is_wanted:
+            del self._storing[id]
+        if not is_wanted or not self._is_resident(id):
+            self._driver.data.free_inputs(inputs)
+            return
+        try:
+            self._submit(loaded, now_us, inputs)
+        except Exception as error:
+            self._set_aside(id, error)
+
+    def _submit(self, loaded: LoadedRun, now_us: int, inputs: Mapping[str, Stored]) -> None:
+        self._driver.submit(self._call(loaded.row, now_us), inputs, self._on_ended, now_us)
         self._mark_started(loaded.row.id, now_us)
 
     def _replay_stored_flow(self, loaded: LoadedRun, body: bytes | LaminaError | None) -> None:
@@ -126,6 +155,14 @@ class RunRecovery:
     def _write_started(self, now_us: int) -> None:
         ids, self._started = self._started, []
         self._store.write(lambda db: stored.mark_running(db, ids, now_us), required=True)
+
+
+def pack_inputs(inputs: Mapping[str, Parts]) -> list[bytes | memoryview]:
+    """Inputs as they are stored, in parts that need not be put together yet: what `msgspec.msgpack.encode` makes of them."""
+    packed: list[bytes | memoryview] = [b"\xdf" + len(inputs).to_bytes(4, "big")]
+    for name, parts in inputs.items():
+        packed += (msgspec.msgpack.encode(name), b"\xc6" + sum(map(len, parts)).to_bytes(4, "big"), *parts)
+    return packed
 
 
 def _decode_inputs(loaded: LoadedRun) -> dict[str, bytes]:

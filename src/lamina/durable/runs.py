@@ -30,7 +30,9 @@ from lamina.drivers.driver import INTERNAL, Ending
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.durable.loader import RunLoader
 from lamina.durable.recovery import RunRecovery, shift_times
+from lamina.encoding import Blob
 from lamina.errors import Conflict, LaminaError, LeadershipLost, StoreDown
+from lamina.ipc.sliced_copies import SLICE_BYTES, SlicedCopies
 from lamina.store import runs as stored
 from lamina.store.base import Done, Session, Store, Work
 from lamina.store.runs import LoadedRun, RunRow
@@ -161,6 +163,7 @@ class DurableRuns:
         self._is_open = self._is_started = self._is_closing = self._is_loading_soon = False
         self._applying = ("", 0)  #: the run whose journal is applied just now, and the number of that entry
         self._cancelled: set[str] = set()
+        self._ending = 0  #: runs whose result is being copied, to be written
         self._last_id_us = 0
         self._origin_us = time.time_ns() // 1000 - driver.now_us()
         self._recovery = RunRecovery(
@@ -185,6 +188,11 @@ class DurableRuns:
 
     def wall_us(self) -> int:
         return self._origin_us + self._driver.now_us()
+
+    @property
+    def copies(self) -> SlicedCopies:
+        """The line in which large inputs and results are copied."""
+        return self._driver.data.copies
 
     @property
     def resident_count(self) -> int:
@@ -215,8 +223,9 @@ class DurableRuns:
 
     # --------------------------------------------------------------------- accepting
 
-    def accept(self, row: RunRow, inputs: dict[str, bytes], key: str, digest: str, done: Done[RunRow]) -> None:
-        """Accept a new run, without id and times. `done` gets it once it is on disk, or the one its key was used for."""
+    def accept(self, row: RunRow, packed: bytes, key: str, digest: str, done: Done[RunRow]) -> None:
+        """Accept a new run, without id and times, with its inputs packed. `done` gets it once it is on disk, or the one that its
+        key was used for."""
         self.start()
         if self.store.down is not None or not self._is_open:
             done(self.store.down or StoreDown("runs: those of an earlier server have not been read yet", hint="try again"))
@@ -231,7 +240,6 @@ class DurableRuns:
         row = msgspec.structs.replace(row, id=self._new_id(), state="queued", created_us=self.wall_us())
         name, body = self._recovery.flow_digest(row.target) if row.kind == "workflow" else ("", b"")
         row = msgspec.structs.replace(row, flow=name)
-        packed = msgspec.msgpack.encode(inputs)
 
         def work(db: Session) -> RunRow:
             if name:
@@ -360,9 +368,34 @@ class DurableRuns:
             self._on_end(run.row.target, ending, run.row.tenant)
         except Exception:  # to be counted is not what a run is for
             log.exception("run %s: its end could not be counted", id)
-        record = self._outcome_of(ending, "cancelled" if called_off else "failed")
-        fatal = self._applying[1] if record.state == "failed" and self._applying[0] == id else 0
-        also, then = self._same_transaction(id, 0, "") or _NOTHING  # of a run of one step, which is not journaled but ended
+        fatal = self._applying[1] if self._applying[0] == id else 0
+        also = self._same_transaction(id, 0, "") or _NOTHING  # of a run of one step, which is not journaled but ended
+        large = self._large_result(id) if isinstance(ending, Reply) else None
+        if isinstance(ending, Reply) and large is not None:
+            self._ending += 1
+            release = self._driver.data.keep(id)
+
+            def copied(result: bytes) -> None:
+                release()
+                self._ending -= 1
+                self._write_end(id, self._succeeded(ending, result), 0, also)
+
+            self.copies.join([large], copied)
+        else:
+            record = self._outcome_of(ending, "cancelled" if called_off else "failed")
+            self._write_end(id, record, fatal if record.state == "failed" else 0, also)
+        self._load_soon()
+
+    def _large_result(self, id: str) -> Blob | None:
+        """The result of a run, where it is, if to copy it takes more than a turn of the loop has time for."""
+        with contextlib.suppress(LaminaError):  # which is found again
+            result = self._driver.data.stored_result(id)
+            if (len(result) if isinstance(result, bytes) else result.size) > SLICE_BYTES:
+                return self._driver.data.result(id)
+        return None
+
+    def _write_end(self, id: str, record: stored.StoredOutcome, fatal: int, same: SameTransaction) -> None:
+        also, then = same
 
         def work(db: Session) -> None:
             if stored.end(db, id, record, fatal):
@@ -377,7 +410,6 @@ class DurableRuns:
             self._notify(id)
 
         self.store.write(stored.end_statement(id, record) if is_plain else work, on_disk, required=True)
-        self._load_soon()
 
     def _defer(self, row: RunRow, refusal: Reject) -> None:
         wait_s = refusal.retry_after_us / 1e6
@@ -392,14 +424,15 @@ class DurableRuns:
         self.loader.requeue(row.id, row.tenant)
 
     def _outcome_of(self, ending: Ending, otherwise: str) -> stored.StoredOutcome:
-        now_us = self.wall_us()
         if isinstance(ending, Reply):
             try:
-                result = bytes(self._driver.data.result(ending.call_id))
-                return stored.StoredOutcome("succeeded", now_us, result, None, msgspec.json.encode(ending))
+                return self._succeeded(ending, bytes(self._driver.data.result(ending.call_id)))
             except LaminaError as error:  # its result is made of what is not there
                 ending = FailCall(ending.call_id, error.code)
-        return stored.StoredOutcome(otherwise, now_us, None, self._describe(ending, None))
+        return stored.StoredOutcome(otherwise, self.wall_us(), None, self._describe(ending, None))
+
+    def _succeeded(self, reply: Reply, result: bytes) -> stored.StoredOutcome:
+        return stored.StoredOutcome("succeeded", self.wall_us(), result, None, msgspec.json.encode(reply))
 
     def cancel(self, id: str, done: Done[None]) -> None:
         """Cancel a run, under way or not; one that is over stays as it is."""
@@ -466,6 +499,7 @@ class DurableRuns:
         """Leave all runs as they are: another server leads, and takes them up. Nothing more is written here."""
         self._is_closing = True
         self.loader.close()
+        self._recovery.close()
         for id in list(self._resident.runs):
             self._driver.cancel(id)
 
@@ -473,6 +507,7 @@ class DurableRuns:
         """Let running steps end and journal them; then leave runs as they are, for recovery at the next start."""
         self._is_closing = True
         self.loader.close()
+        self._recovery.close()
         until_s = time.monotonic() + grace_s
         while self._is_busy() and time.monotonic() < until_s and self.store.down is None:
             await asyncio.sleep(0.01)
@@ -481,6 +516,6 @@ class DurableRuns:
 
     def _is_busy(self) -> bool:
         state = self._driver.controller.state
-        if any(run.unwritten for run in self._resident.runs.values()):
+        if self._ending or any(run.unwritten for run in self._resident.runs.values()):
             return True
         return any(job.run.call.durable for batch in state.batches.values() if batch.started_us >= 0 for job in batch.jobs)

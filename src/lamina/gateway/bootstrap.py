@@ -135,7 +135,7 @@ class Gateway:
         self._is_draining = False
         self._runtime = runtime
         # what is kept in memory, and how much of it there may be
-        self.codecs = CodecPool()
+        self.codecs = CodecPool(copies=self.driver.data.copies)
         total_bytes = listen.memory_bytes or default_memory_budget()
         own_bytes = total_bytes // 2 if listen.ingress else total_bytes  # the other half is for the processes that read requests
         kept = PredictionStore(own_bytes // CACHE_SHARE)

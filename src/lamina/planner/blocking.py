@@ -353,6 +353,11 @@ def is_pressed(left_us: int, time_us: int, way_us: int) -> bool:
     return left_us < 2 * time_us + way_us
 
 
+def pressed_from_us(due_us: int, time_us: int, way_us: int) -> int:
+    """From when on it is."""
+    return due_us - 2 * time_us - way_us + 1
+
+
 def _has_time(view: View, function: FunctionState, time_us: int) -> bool:
     """Whether its most urgent job has most of its time left, and many times what it takes: until then it takes what others do not
     need."""

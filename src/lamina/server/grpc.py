@@ -12,6 +12,7 @@ import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any, NamedTuple, Protocol
 
 from lamina.errors import BadValue, LaminaError
@@ -215,6 +216,23 @@ class _Busy(asyncio.Protocol):
         transport.close()
 
 
+class _LargeMessage:
+    """A message as it comes: put together where it will stay, and not copied when it is whole."""
+
+    __slots__ = ("_data", "is_packed", "missing")
+
+    def __init__(self, is_packed: int, size: int) -> None:
+        self.is_packed = is_packed
+        self.missing = size
+        self._data = BytesIO()
+
+    def add(self, piece: bytes | bytearray) -> None:
+        self.missing -= self._data.write(piece)
+
+    def whole(self) -> bytes:
+        return self._data.getvalue()
+
+
 class _Call:
     """One method call. `_buffer` is what has come of the next message."""
 
@@ -226,6 +244,7 @@ class _Call:
         "_context",
         "_encoding",
         "_is_ended",
+        "_large",
         "_messages",
         "_method",
         "_open",
@@ -237,6 +256,7 @@ class _Call:
         self._server = server
         self._stream = stream
         self._buffer = bytearray()
+        self._large: _LargeMessage | None = None  #: the one that is coming, once its size is known
         self._charge: MemoryCharge | None = None  #: of the message that is coming
         self._charges: set[MemoryCharge] = set()  #: of messages that are not answered
         self._cancels: set[Callable[[], None]] = set()
@@ -269,6 +289,8 @@ class _Call:
         stream, buffer = self._stream, self._buffer
         if self._method is None or stream.is_closed:
             return True
+        if self._large is not None:
+            piece = self._take_large(self._large, piece)
         buffer += piece
         at = 0
         while len(buffer) - at >= 5 and not stream.is_closed:
@@ -279,25 +301,41 @@ class _Call:
             if len(buffer) < at + 5 + size:
                 if self._charge is None:
                     self._admit(size)
+                if size > LARGE_MESSAGE and not stream.is_closed:
+                    self._large = _LargeMessage(buffer[at], size)
+                    self._large.add(buffer[at + 5 :])
+                    at = len(buffer)
                 break
             if at and not stream.has_time:
                 del buffer[:at]
                 return False
-            stream.count_message(size)
             with memoryview(buffer) as whole:
                 is_packed, message = buffer[at], bytes(whole[at + 5 : at + 5 + size])
             at += 5 + size
-            self._messages += 1
-            stream.restart_timer()
-            self._on_message(is_packed, message)
+            self._take_message(is_packed, message)
         del buffer[:at]
         return True
+
+    def _take_large(self, large: _LargeMessage, piece: bytes) -> bytes:
+        """Take the next bytes of a large message; returns those behind it."""
+        missing = large.missing
+        large.add(piece[:missing])
+        if not large.missing:
+            self._large = None
+            self._take_message(large.is_packed, large.whole())
+        return piece[missing:]
+
+    def _take_message(self, is_packed: int, message: bytes) -> None:
+        self._stream.count_message(len(message))
+        self._messages += 1
+        self._stream.restart_timer()
+        self._on_message(is_packed, message)
 
     def on_end(self) -> None:
         self._is_ended = True
         if self._method is None or self._stream.is_closed:
             return
-        if self._buffer or (not self._messages and not self._method.is_stream):
+        if self._buffer or self._large is not None or (not self._messages and not self._method.is_stream):
             self._fail(RpcError(_INVALID, "the request ends too soon"))
         self._end_if_done()
 
@@ -309,7 +347,7 @@ class _Call:
 
     def _release(self) -> None:
         """Give back the memory of all its messages."""
-        self._buffer = bytearray()
+        self._buffer, self._large = bytearray(), None
         if self._charge is not None:
             self._charges.add(self._charge)
             self._charge = None

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from email.utils import formatdate
 from itertools import islice
 from operator import attrgetter
+from time import perf_counter
 from typing import Any, cast
 
 from msgspec import Struct
@@ -80,6 +81,7 @@ PIECE_BYTES = 2**10  #: what a piece of a stream counts for, besides its own, wh
 LARGE_BODY_BYTES = 2**20  #: from here on a body is read in turns with others
 SLICE_BYTES = 64  #: of what may be many requests, parsed before the time is looked at: less than two of the shortest
 CHUNKED_BYTES = 512  #: of a body in chunks, behind which there may be more of them
+SWEEP_S = 0.002  #: to look at connections in one turn of the loop
 READS_PER_TURN = 4  #: of large bodies, each of up to 256 KiB
 _RETRY = b"retry-after: %d\r\n" % RETRY_S
 _EXTRA = {401: b"www-authenticate: Bearer\r\n", 503: _RETRY}
@@ -706,13 +708,19 @@ class HttpServer:
     async def _check_timeouts(self) -> None:
         while True:
             await asyncio.sleep(0.5)
-            self._sweep()
+            self._update_clock()
+            self.is_memory_full = self.budget.is_full
+            unswept = list(self.connections)
+            while unswept:
+                self._sweep(unswept)
+                await asyncio.sleep(0)
 
-    def _sweep(self) -> None:
-        """One look at all connections. Not in the task itself: its variables would keep the last connection alive."""
-        self._update_clock()
-        self.is_memory_full = self.budget.is_full
-        for connection in list(self.connections):
+    def _sweep(self, unswept: list[HttpConnection]) -> None:
+        """Look at some of these connections, and take them off: thousands may have to be told that they are too slow. Not in the
+        task itself: its variables would keep the last connection alive."""
+        until_s = perf_counter() + SWEEP_S
+        while unswept and perf_counter() < until_s:
+            connection = unswept.pop()
             try:
                 connection.check_timeouts(self.now_s)
             except Exception:  # the other connections have timeouts too

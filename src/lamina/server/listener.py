@@ -25,7 +25,7 @@ from lamina.server.memory_budget import address_key
 log = logging.getLogger("lamina")
 
 BACKLOG = 1_024
-ACCEPT_BATCH = 256
+ACCEPT_BATCH = 64
 MAX_HANDSHAKES = 256
 HANDSHAKE_S = 10.0
 """Of TLS under way at a time, and for how long: until one is complete, no limit of the server knows of the connection."""

@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import httptools
@@ -132,14 +133,14 @@ class RequestParser:
     def _framing_bytes(self) -> int:
         """What has come between the chunks of a body, and is more than chunks of so many need; llhttp passes over extensions of
         any length."""
-        return self._fed_bytes - len(self._body) - CHUNK_FRAMING_BYTES * self._chunks
+        return self._fed_bytes - self._body_bytes - CHUNK_FRAMING_BYTES * self._chunks
 
     def _take_body(self, data: bytes) -> bool:
         """Take the body of a request whose offer of an upgrade is passed over: the parser has stopped behind its head. False: it
         is no such request."""
         if self._ignores_upgrade and self.is_in_body:
-            self._body += data[: self._length - len(self._body)]
-            if len(self._body) >= self._length:
+            self._body_bytes += self._body.write(data[: self._length - self._body_bytes])
+            if self._body_bytes >= self._length:
                 self._finish()
         return self._ignores_upgrade
 
@@ -150,9 +151,9 @@ class RequestParser:
             return True
         if window_s < limits.body_idle_s:
             return False
-        came: int = len(self._body) - self._window_start_bytes
-        self._window_start_s, self._window_start_bytes = now_s, len(self._body)
-        return came < window_s * max(limits.body_bytes_per_s, (self._length or len(self._body)) / limits.body_s)
+        came = self._body_bytes - self._window_start_bytes
+        self._window_start_s, self._window_start_bytes = now_s, self._body_bytes
+        return came < window_s * max(limits.body_bytes_per_s, (self._length or self._body_bytes) / limits.body_s)
 
     def extend(self, unread_s: float) -> None:
         """Extend the window of a body by the time reading was paused."""
@@ -168,22 +169,22 @@ class RequestParser:
         """Size of the body: as announced, or of one in chunks, what has come of it, rounded up."""
         if self._length:
             return self._length
-        return (len(self._body) // CHARGE_STEP_BYTES + 1) * CHARGE_STEP_BYTES
+        return (self._body_bytes // CHARGE_STEP_BYTES + 1) * CHARGE_STEP_BYTES
 
     @property
     def missing_bytes(self) -> int:
         """What is to come of a body; 0 of one in chunks, where it is not known."""
-        return self._length - len(self._body) if self._length and self.is_in_body else 0
+        return self._length - self._body_bytes if self._length and self.is_in_body else 0
 
     def drop_body(self) -> None:
         """Forget what has come of a request that is rejected."""
-        self._body = bytearray()
+        self._body, self._body_bytes = BytesIO(), 0
 
     def close(self) -> None:
         """Break the cycles with llhttp and the connection: everything goes now, not when the garbage collector comes."""
         self._parser = self._connection = None
         self._headers.clear()
-        self._body = bytearray()
+        self._body, self._body_bytes = BytesIO(), 0
 
     # ------------------------------------------------------------ called by llhttp
 
@@ -196,7 +197,8 @@ class RequestParser:
         self._head_bytes = 0
         self._fed_bytes = 0
         self._chunks = 0
-        self._body = bytearray()
+        self._body = BytesIO()  #: which gives its bytes without a copy
+        self._body_bytes = 0
         self.is_in_body = False
         self._length = self._window_start_bytes = 0
         self._window_start_s = 0.0
@@ -277,13 +279,14 @@ class RequestParser:
     def on_chunk_header(self) -> None:
         self._chunks += 1
         limits = self._limits
-        if self._chunks > limits.small_chunks and len(self._body) < self._chunks * limits.small_chunk_bytes:
+        if self._chunks > limits.small_chunks and self._body_bytes < self._chunks * limits.small_chunk_bytes:
             self._fail(413, "too many tiny chunks")
 
     def on_body(self, piece: bytes) -> None:
-        if len(self._body) + len(piece) > self._limits.body_bytes:
+        if self._body_bytes + len(piece) > self._limits.body_bytes:
             self._fail(413, f"body larger than {self._limits.body_bytes} bytes")
-        self._body += piece
+        self._body.write(piece)
+        self._body_bytes += len(piece)
 
     def on_message_complete(self) -> None:
         if not (self._ignores_upgrade and self._length):  # else its body is to come
@@ -298,7 +301,7 @@ class RequestParser:
         path, _, query = self._url.partition(b"?")
         may_follow = not (self._is_upgrade or self._ignores_upgrade)
         keep_alive = parser.should_keep_alive() and self.version == "1.1" and may_follow  # HTTP/1.0 has no chunks
-        body, self._body = bytes(self._body), bytearray()
+        body, self._body, self._body_bytes = self._body.getvalue(), BytesIO(), 0
         if self._unknown_header:
             self._connection.on_bad_header(self._unknown_header, keep_alive, method == "HEAD")
             return

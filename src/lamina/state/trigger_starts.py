@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from lamina import encoding
 from lamina.core.actions import FailCall, Reply
 from lamina.drivers.driver import Ending
@@ -22,6 +24,9 @@ from lamina.store.runs import get as get_run
 from lamina.types import Slo, call_for
 
 log = logging.getLogger("lamina")
+
+KEY_PREFIX = "trigger-"
+"""Of the idempotency keys of starts: one is not made twice, also by another server. Clients may not use such keys."""
 
 DAY_SLO = Slo(timeout_us=24 * 3_600_000_000)
 
@@ -162,7 +167,7 @@ class TriggerStarts:
         try:
             inputs = {name: encoding.encode(value) for name, value in trigger.inputs(start.event).items()}
             digest = hashlib.blake2b(f"{trigger.name}/{start.what}".encode(), digest_size=16).hexdigest()
-            self._starter.start(trigger.target, inputs, f"trigger-{digest}", started, lambda: self._on_ended(trigger))
+            self._starter.start(trigger.target, inputs, f"{KEY_PREFIX}{digest}", started, lambda: self._on_ended(trigger))
         except Exception as error:  # other triggers are due as well
             log.exception("triggers: %s", trigger.name)
             started(error if isinstance(error, LaminaError) else LaminaError(f"{type(error).__name__}: {error}"))
@@ -197,7 +202,7 @@ class RunStarter:
         kind = "function" if target in self._driver.controller.state.functions else "workflow"
         size, tenant = sum(map(len, inputs.values())), self._driver.engine.shared.source(target).tenant
         row = RunRow("", kind, target, tenant, "", 0, 0.0, size, 0, 0, 0, 0, "")
-        self._durable.accept(row, inputs, key, key, accepted)
+        self._durable.accept(row, msgspec.msgpack.encode(inputs), key, key, accepted)
 
     def follow(self, id: str, ended: Ended) -> None:
         remove = self._durable.on_completed(id, ended)

@@ -9,7 +9,8 @@ run holds is released in one go when it ends. How values are made of others diff
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from lamina.core.workflow.flow import Flow, Node, Task
 from lamina.core.workflow.journal_entry import JournalEntry
 from lamina.core.workflow.runs import ROOT
 from lamina.expr import Leaf
+from lamina.ipc.sliced_copies import Parts, SlicedCopies, size_of
 from lamina.values.asl_values import AslValues, Encoded
 from lamina.values.flow_analysis import FlowAnalysis
 from lamina.values.python_values import JobArguments, PythonValues, failure_of
@@ -50,7 +52,9 @@ class RunValues:
         self.held_bytes = 0  #: of all runs: inline values, and those in slots of other processes; our own pool counts its slots
         self._held: dict[str, int] = {}  #: and of each
         self._own = pool.owner if pool is not None else ""
+        self.copies = SlicedCopies()
         self._runs: dict[str, HeldValues] = {}
+        self._kept: dict[str, bool] = {}  #: runs whose values are being read, and whether they have ended
         self._analyses: dict[str, FlowAnalysis] = {}  #: by name of a flow: of the one that was opened last
         self._provided: dict[str, bytes] = {}  #: results of calls that did not run
         self.pieces: dict[str, Callable[[bytes], None]] = {}  #: by call: receiver of what its function yields, as it comes
@@ -61,7 +65,7 @@ class RunValues:
 
     # ------------------------------------------------------------ by the gateway
 
-    def open(self, call_id: str, flow: Flow, inputs: dict[str, bytes], began_us: int = 0) -> None:
+    def open(self, call_id: str, flow: Flow, inputs: Mapping[str, Stored], began_us: int = 0) -> None:
         """Add a run. `began_us`, since 1970, is given for durable runs, which must come out the same when replayed."""
         analysis = self._analyses.get(flow.name)
         if analysis is None or analysis.flow is not flow:  # deployed since
@@ -84,6 +88,35 @@ class RunValues:
             stored, RunScopes({ROOT: ValueScope(flow, analysis)}), errors, asl_run, slots, began_us > 0
         )
         self._held[call_id] = held
+
+    def store_inputs(self, calls: Sequence[Mapping[str, Parts]], then: Callable[[list[dict[str, Stored]]], None]) -> None:
+        """Store large inputs of calls that are to be opened, a slice in a turn of the loop. They are the caller's until then."""
+        stored: list[dict[str, Stored]] = [{} for _ in calls]
+
+        def steps() -> Iterator[int]:
+            for call, made in zip(calls, stored, strict=True):
+                for name, parts in call.items():
+                    yield from self._storage.store_in_steps(parts, partial(made.__setitem__, name))
+
+        size = sum([size_of(parts) for call in calls for parts in call.values()])
+        self.copies.run(steps(), size, lambda: then(stored))
+
+    def free_inputs(self, inputs: Mapping[str, Stored]) -> None:
+        """Free stored inputs of a call that is not opened."""
+        for stored in inputs.values():
+            if isinstance(stored, ShmRef):
+                self._storage.free(stored)
+
+    def keep(self, call_id: str) -> Callable[[], None]:
+        """Keep the values of a run, also when it has ended, until the returned function is called: a large result is read in
+        several turns of the loop."""
+        self._kept[call_id] = False
+
+        def release() -> None:
+            if self._kept.pop(call_id, False):
+                self.close(call_id)
+
+        return release
 
     def leave_result(self, call_id: str) -> None:
         """Leave the result of a call where it is made, if it can be: the client's front door fetches it there."""
@@ -123,6 +156,9 @@ class RunValues:
         return run.asl_run.failure_of(failure) if run.asl_run is not None else failure_of(run, failure)
 
     def close(self, call_id: str) -> None:
+        if call_id in self._kept:
+            self._kept[call_id] = True
+            return
         self.pieces.pop(call_id, None)
         self._provided.pop(call_id, None)
         self._fetched_elsewhere.discard(call_id)

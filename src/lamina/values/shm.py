@@ -3,7 +3,7 @@
 A slot's size is a power of two; it is created once and used again and again, because the first touch of fresh pages costs
 more than the copy itself. Its number never means another file, so a process that has mapped it may keep the mapping.
 
-Rules: space is reserved when a slot is made (a full /dev/shm is then an error here, not a crash at the first write); a
+Rules: space is reserved before it is written (a full /dev/shm is then an error here, not a crash at the first write); a
 slot that is being read by a batch is not written again before that batch ends, even if it is freed meanwhile; a slot that
 user code still looks into afterwards is never written again at all: its file goes, the mapping lives on.
 
@@ -21,8 +21,9 @@ import os
 import stat
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
+from lamina.ipc.sliced_copies import Parts, pieces_of
 from lamina.values.references import MAX_SLOT, ShmRef
 from lamina.values.shm_directory import BadSlot, has_spill, is_foreign, slot_path, spill_path
 
@@ -121,6 +122,7 @@ class ShmPool(RefCountedSlots):
         self._idle: dict[int, list[int]] = {}  #: size of a slot -> numbers, the last used last
         self._spare: dict[int, int] = {}  #: size of a slot -> the least that were idle since the last trim
         self._busy: set[int] = set()
+        self._reserved: dict[int, int] = {}  #: of each slot: bytes that surely have a place
         self._serials: dict[int, int] = {}  #: of the value in each slot that has one
         self._values_made = 0
         self._next = 0
@@ -140,59 +142,99 @@ class ShmPool(RefCountedSlots):
             at += len(part)
         return ref
 
+    def fill(self, parts: Parts) -> Generator[int, None, ShmRef | None]:
+        """The same in steps, each of which yields how many bytes it has copied."""
+        ref = self._take(sum(map(len, parts)), in_steps=True)
+        if ref is None:
+            return None
+        at, mapped = 0, self._maps[ref.slot]
+        for piece in pieces_of(parts):
+            if not self._reserve(ref.slot, at + len(piece)):
+                self._recycle(ref.slot, again=False)
+                return None
+            mapped[at : at + len(piece)] = piece
+            at += len(piece)
+            yield len(piece)
+        return ref
+
     def reserve(self, size: int) -> tuple[ShmRef, memoryview] | None:
         """A slot for so many bytes that are yet to come, and the memory to write them to; None if there is no room."""
         ref = self._take(size)
         return None if ref is None else (ref, memoryview(self._maps[ref.slot])[:size])
 
-    def _take(self, size: int) -> ShmRef | None:
+    def _reserve(self, slot: int, size: int) -> bool:
+        """Reserve space for the first bytes of a slot, if they have none; False: there is none."""
+        start = self._reserved[slot]
+        if size <= start:
+            return True
+        try:
+            file = os.open(self._path(slot), os.O_RDWR | os.O_CLOEXEC)
+            try:
+                os.posix_fallocate(file, start, size - start)
+            finally:
+                os.close(file)
+        except OSError:  # out of memory, disk or files: the value goes another way
+            return False
+        self._reserved[slot] = size
+        return True
+
+    def _path(self, slot: int) -> str:
+        return (spill_path if slot in self._spilled else slot_path)(self._directory, self.owner, slot)
+
+    def _take(self, size: int, in_steps: bool = False) -> ShmRef | None:
+        """Take a slot. `in_steps`: its space is reserved as it is written."""
         room = max(INLINE_BYTES, 1 << (size - 1).bit_length()) if size else INLINE_BYTES
         idle = self._idle.get(room)
-        slot = idle.pop() if idle else self._make_in_memory(room)
+        slot = idle.pop() if idle else self._make_in_memory(room, 0 if in_steps else room)
         if idle is not None and len(idle) < self._spare.get(room, 0):
             self._spare[room] = len(idle)
         if slot is not None:
             self.used_bytes += room
         else:
-            slot = self._make_on_disk(-(-size // _PAGE) * _PAGE)
+            slot = self._make_on_disk(-(-size // _PAGE) * _PAGE, 0 if in_steps else size)
             if slot is None:
                 return None
         self._busy.add(slot)
         self._values_made += 1
         self._serials[slot] = self._values_made
+        if not in_steps and not self._reserve(slot, size):  # it was written in steps before, and less of it
+            self._recycle(slot, again=False)
+            return None
         return ShmRef(self.owner, slot, size)
 
     def serial(self, slot: int) -> int:
         """Serial of the value in a slot; 0: there is none. No two values of a pool have the same."""
         return self._serials.get(slot, 0)
 
-    def _make_on_disk(self, room: int) -> int | None:
+    def _make_on_disk(self, room: int, reserved: int) -> int | None:
         if self.spilled_bytes + room > self._spill_limit_bytes:
             return None
-        slot = self._create(spill_path(self._directory, self.owner, self._next), room)
+        slot = self._create(spill_path(self._directory, self.owner, self._next), room, reserved)
         if slot is not None:
             self._spilled.add(slot)
             self.spilled_bytes += room
         return slot
 
-    def _make_in_memory(self, room: int) -> int | None:
+    def _make_in_memory(self, room: int, reserved: int) -> int | None:
         if self.used_bytes + room > self._limit_bytes:
             return None
         for size in sorted(self._idle, reverse=True):  # sizes that were in demand once give way, the largest first
             while self._idle[size] and self.file_bytes + room > self._limit_bytes:
                 self._drop(self._idle[size].pop())
-        slot = self._create(slot_path(self._directory, self.owner, self._next), room)
+        slot = self._create(slot_path(self._directory, self.owner, self._next), room, reserved)
         self.file_bytes += room if slot is not None else 0
         return slot
 
-    def _create(self, path: str, room: int) -> int | None:
+    def _create(self, path: str, room: int, reserved: int) -> int | None:
         slot = self._next
         if slot >= MAX_SLOT - 1:
             return None
         try:
             file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
             try:
-                os.posix_fallocate(file, 0, room)
+                os.ftruncate(file, room)
+                if reserved:
+                    os.posix_fallocate(file, 0, reserved)
                 self._maps[slot] = _map(file, room, _WRITE)
             except OSError:
                 os.unlink(path)
@@ -202,11 +244,13 @@ class ShmPool(RefCountedSlots):
         except OSError:  # out of memory, disk or files: the value goes another way
             return None
         self._next += 1
+        self._reserved[slot] = reserved
         return slot
 
     def _drop(self, slot: int) -> None:
         on_disk = slot in self._spilled
-        os.unlink((spill_path if on_disk else slot_path)(self._directory, self.owner, slot))
+        os.unlink(self._path(slot))
+        del self._reserved[slot]
         room = self._maps.pop(slot)
         if on_disk:
             self._spilled.remove(slot)

@@ -8,11 +8,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any, overload
 
 from lamina import encoding
 from lamina.core.workflow.flow import Flow, Node
 from lamina.errors import BadValue
+from lamina.ipc.sliced_copies import Parts, pieces_of
 from lamina.values.asl_values import AslRun
 from lamina.values.flow_analysis import FlowAnalysis
 from lamina.values.references import ErrorInfo, ShmRef, Stored
@@ -38,6 +40,18 @@ class ValueStorage:
                 held.append(ref)
                 return ref
         return blob
+
+    def store_in_steps(self, parts: Parts, put: Callable[[Stored], None]) -> Iterator[int]:
+        """Store a large value in steps, each of which yields how many bytes it has copied; the last one gives it to `put`."""
+        if self._pool is not None and sum(map(len, parts)) > INLINE_BYTES:
+            ref = yield from self._pool.fill(parts)
+            if ref is not None:
+                put(ref)
+                return
+        made = BytesIO()
+        for piece in pieces_of(parts):
+            yield made.write(piece)
+        put(made.getvalue())
 
     def free(self, ref: ShmRef) -> None:
         if self._pool is not None and ref.owner == self._pool.owner:

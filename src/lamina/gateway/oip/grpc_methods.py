@@ -17,6 +17,7 @@ from lamina.gateway.oip.model_catalog import ServedModel
 from lamina.gateway.oip.reflection import Reflection
 from lamina.gateway.oip.schema import HEALTH_CHECK, HEALTH_SERVICE, load_health_schema, load_schema
 from lamina.gateway.oip.tensors import InputTensor, OutputTensor, RawBytes, join_bytes
+from lamina.gateway.routes.codec_pool import MAX_FIELDS
 from lamina.gateway.routes.problems import HttpProblem
 from lamina.server.grpc import LARGE_MESSAGE, GrpcMethod, OnDone, OnMessage, RpcContext, RpcError, SerializedMessage
 
@@ -25,6 +26,8 @@ GRPC_STATUS = {400: 3, 401: 16, 403: 7, 404: 5, 405: 12, 409: 9, 413: 8, 422: 3,
 
 _INTERNAL = 13
 _RAW_OUTPUT_TAG = bytes((6 << 3 | 2,))  #: of `raw_output_contents`, which has a length
+_RAW_INPUT_TAG = 7 << 3 | 2  #: of `raw_input_contents`
+_INFER_REQUEST = "ModelInferRequest"
 _FINAL = "triton_final_response"
 _WANTS_FINAL = "triton_enable_empty_final_response"
 
@@ -39,7 +42,9 @@ class InferenceMethods:
     def __init__(self) -> None:
         self.schema = schema = load_schema()
         self.methods = {
-            f"/{schema.service}/{name}".encode(): GrpcMethod(name, schema[request].FromString, is_asked or is_answered)
+            f"/{schema.service}/{name}".encode(): GrpcMethod(
+                name, parse_infer if request == _INFER_REQUEST else schema[request].FromString, is_asked or is_answered
+            )
             for name, request, _, is_asked, is_answered in schema.methods
         }
         asks = load_health_schema()["HealthCheckRequest"]
@@ -149,6 +154,53 @@ _TYPED = {
     "BYTES": ("bytes_contents", ""),
 }
 """By dtype, the field that holds it and the width of its elements. FP16 and BF16 have none: they come raw."""
+
+
+class LargeInferRequest:
+    """An inference request whose raw tensors are where they came: to parse a large one would copy it twice."""
+
+    def __init__(self, message: Any, raw_input_contents: list[memoryview]) -> None:
+        self._message = message
+        self.raw_input_contents = raw_input_contents
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+    def SerializeToString(self) -> bytes:
+        parts = [self._message.SerializeToString()]
+        for data in self.raw_input_contents:
+            parts += [bytes((_RAW_INPUT_TAG,)), _varint(len(data)), data]
+        return b"".join(parts)
+
+
+def parse_infer(data: bytes) -> Any:
+    """An inference request."""
+    parse = load_schema()[_INFER_REQUEST].FromString
+    found = _split_raw_contents(data) if len(data) > LARGE_MESSAGE else None
+    return parse(data) if found is None else LargeInferRequest(parse(found[0]), found[1])
+
+
+def _split_raw_contents(data: bytes) -> tuple[bytes, list[memoryview]] | None:
+    """A message without its raw tensors, and those; None if it is not made of a few fields with a length."""
+    view, rest, raw, at = memoryview(data), [], [], 0
+    for _ in range(MAX_FIELDS):
+        start, tag, size, shift, more = at, view[at], 0, 0, True
+        while more and at + 1 < len(view) and shift < 35:
+            at += 1
+            size |= (view[at] & 0x7F) << shift
+            more, shift = view[at] >= 0x80, shift + 7
+        at += 1
+        end = at + size
+        if more or tag & 0x87 != 2 or end > len(view):  # the parser says what is wrong with it
+            return None
+        if tag == _RAW_INPUT_TAG:
+            raw.append(view[at:end])
+        else:
+            rest.append(view[start:end])
+        at = end
+        if at == len(view):
+            return b"".join(rest), raw
+    return None
 
 
 def decode_tensors(message: Any) -> list[InputTensor]:

@@ -24,6 +24,7 @@ from lamina.gateway.oip.row_conversion import (
     join_apart,
     join_rows,
     split_apart,
+    split_in_parts,
     split_rows,
 )
 from lamina.gateway.oip.tensors import InputTensor, OutputTensor
@@ -31,6 +32,7 @@ from lamina.gateway.routes.codec_pool import FLAT_BYTES, CodecOverloaded, CodecP
 from lamina.gateway.routes.http_codec import JSON
 from lamina.gateway.routes.problems import HttpProblem, defect_problem, error_problem, make_problem
 from lamina.gateway.routes.request_options import OPTION_NAMES, OWN_PREFIX
+from lamina.ipc.sliced_copies import Parts, SlicedCopies
 from lamina.server.exchange import Exchange
 from lamina.server.request_parser import MAX_NAME_BYTES, OwnHeaders
 
@@ -77,15 +79,21 @@ class InferenceBackend(Protocol):
 Cancel = Callable[[], None]
 
 
+StoreRows = Callable[[Sequence[Mapping[str, Parts]], Callable[[list[dict[str, Any]]], None]], None]
+"""Puts the rows of a large request where its calls have them, a slice in a turn of the loop."""
+
+
 def begin_request(
     codecs: CodecPool | None,
     request: InferenceRequest,
     rows: int,
-    begin: Callable[[list[dict[str, bytes]]], Cancel],
+    begin: Callable[[list[dict[str, Any]]], Cancel],
     on_response: OnResponse,
+    store: StoreRows | None = None,
+    discard: Callable[[Mapping[str, Any]], None] = lambda row: None,
 ) -> Cancel:
-    """Begin a request with the rows of its tensors; returns how to cancel it. Texts are taken apart by a codec process; of what
-    is large and passes through, each copy has a turn of the loop of its own."""
+    """Begin a request with the rows of its tensors; returns how to cancel it. Texts are taken apart by a codec process; what is
+    large and passes through is copied once, by `store`; what that has stored is for `discard` if the request was cancelled."""
     model, inputs = request.model, request.inputs
     is_heavy = is_heavy_split(inputs)
     if codecs is None or (not is_heavy and sum([len(one.data) for one in inputs]) <= FLAT_BYTES):
@@ -93,8 +101,10 @@ def begin_request(
     begun: list[Cancel] = []
     is_cancelled = False
 
-    def then(calls: list[dict[str, bytes]] | LaminaError) -> None:
+    def then(calls: list[dict[str, Any]] | LaminaError) -> None:
         if is_cancelled:
+            for row in calls if isinstance(calls, list) else ():
+                discard(row)
             return
         try:
             if isinstance(calls, LaminaError):
@@ -105,12 +115,25 @@ def begin_request(
         except Exception as error:
             on_response(defect_problem("a large inference request failed", error))
 
+    def stored(parts: Sequence[Mapping[str, Parts]]) -> None:
+        if store is not None:
+            store(parts, then)
+        else:
+            call_soon(then, [{name: b"".join(one) for name, one in row.items()} for row in parts])
+
     def split() -> None:
         try:
-            calls: list[dict[str, bytes]] | LaminaError = split_rows(model, inputs, rows)
+            parts = split_in_parts(model, inputs, rows)
         except LaminaError as error:
-            calls = error
-        call_soon(then, calls)
+            then(error)
+        else:
+            stored(parts)
+
+    def split_by_process(calls: list[dict[str, bytes]] | LaminaError) -> None:
+        if isinstance(calls, LaminaError):
+            then(calls)
+        else:
+            stored([{name: (blob,) for name, blob in row.items()} for row in calls])
 
     def cancel() -> None:
         nonlocal is_cancelled
@@ -120,34 +143,56 @@ def begin_request(
 
     call_soon = asyncio.get_running_loop().call_soon
     if is_heavy:
-        split_apart(codecs, model, inputs, rows, then)
+        split_apart(codecs, model, inputs, rows, split_by_process)
     else:
         call_soon(split)
     return cancel
 
 
 def respond_joined(
-    codecs: CodecPool | None, request: InferenceRequest, blobs: Sequence[Blob], reply: Reply, on_response: OnResponse
+    codecs: CodecPool | None,
+    request: InferenceRequest,
+    blobs: Sequence[Blob],
+    reply: Reply,
+    on_response: OnResponse,
+    copies: SlicedCopies | None = None,
+    release: Callable[[], None] = lambda: None,
 ) -> None:
-    """Respond with the tensors that are the results of all rows; what is large and has many parts is taken apart elsewhere."""
+    """Respond with the tensors that are the results of all rows; what is large and has many parts is taken apart elsewhere. With
+    `copies`, the results are there until `release` is called, and what is large is copied in several turns of the loop."""
+
+    def fail(error: LaminaError | InvalidOutput) -> None:
+        if isinstance(error, CodecOverloaded | CodecTooLarge):
+            on_response(error_problem(error, reply.call_id))
+        else:
+            on_response(invalid_output_problem(request.model, error, reply.call_id))
 
     def then(outputs: list[OutputTensor] | LaminaError) -> None:
-        if isinstance(outputs, CodecOverloaded | CodecTooLarge):
-            on_response(error_problem(outputs, reply.call_id))
-        elif isinstance(outputs, LaminaError):
-            on_response(invalid_output_problem(request.model, outputs, reply.call_id))
+        release()
+        if isinstance(outputs, LaminaError):
+            fail(outputs)
         else:
             on_response(InferenceResponse(outputs, reply))
 
     if codecs is not None and is_heavy_join(blobs):
-        join_apart(codecs, request.model, blobs, request.requested_outputs, then)
+        kept = blobs if copies is not None else [bytes(blob) for blob in blobs]
+        join_apart(codecs, request.model, kept, request.requested_outputs, then)
         return
     try:
-        outputs = join_rows(request.model, blobs, request.requested_outputs) if blobs else []
+        outputs = join_rows(request.model, blobs, request.requested_outputs, in_place=copies is not None) if blobs else []
     except (InvalidOutput, LaminaError) as error:
-        on_response(invalid_output_problem(request.model, error, reply.call_id))
+        release()
+        fail(error)
         return
-    on_response(InferenceResponse(outputs, reply))
+    if copies is None or not any(isinstance(one.data, memoryview) for one in outputs):
+        then(outputs)
+        return
+    (output,) = outputs  # one that passes through
+
+    def copied(data: bytes) -> None:
+        then([msgspec.structs.replace(output, data=data)])
+
+    copies.join([output.data], copied)
 
 
 def timeout_and_priority(parameters: Mapping[str, Any]) -> tuple[int, int]:

@@ -31,7 +31,7 @@ from lamina.gateway.oip.row_conversion import InvalidOutput, join_rows
 from lamina.gateway.oip.statistics import ModelStatistics
 from lamina.gateway.oip.validation import validate_request
 from lamina.gateway.routes.calls import Explain, submit_shadow
-from lamina.gateway.routes.codec_pool import CodecPool
+from lamina.gateway.routes.codec_pool import INLINE_BYTES, CodecPool
 from lamina.gateway.routes.cold_start_grace import ColdStartGrace
 from lamina.gateway.routes.prediction_cache import PredictionCache
 from lamina.gateway.routes.problems import HttpProblem
@@ -88,13 +88,15 @@ class InferenceService:
         rows = validate_request(model, request.inputs, request.requested_outputs)
         arrived_us = self.driver.now_us() - self._process.lag_us
 
-        def begin(calls: list[dict[str, bytes]]) -> Callable[[], None]:
+        def begin(calls: list[dict[str, Any]]) -> Callable[[], None]:
             size_bytes = sum([len(given.data) for given in request.inputs])
             pending = PendingInference(self, request, len(calls), is_streamed=on_chunk is not None)
-            self.submit(pending, _JoinedRows(pending, on_response, on_chunk), calls, size_bytes, arrived_us)
-            return pending.cancel
+            joined = _JoinedRows(pending, on_response, on_chunk)
+            self.submit(pending, joined, calls, size_bytes, arrived_us)
+            return joined.cancel
 
-        return begin_request(self.codecs, request, rows, begin, on_response)
+        data = self.driver.data
+        return begin_request(self.codecs, request, rows, begin, on_response, data.store_inputs, data.free_inputs)
 
     def check_leading(self) -> None:
         """Raise if another server leads, so that what is known here may be out of date."""
@@ -112,7 +114,7 @@ class InferenceService:
         self,
         pending: PendingInference,
         sink: RowSink,
-        calls: Sequence[dict[str, bytes]],
+        calls: Sequence[dict[str, Any]],
         size_bytes: int,
         arrived_us: int,
         on_call: Callable[[str], None] | None = None,
@@ -151,6 +153,8 @@ class InferenceService:
             if target.shadow is not None:
                 submit_shadow(driver, self.metrics, target.shadow, f"{call.id}s", inputs, call.size_bytes)
             if pending.is_finished:  # rejected at once: so would the others be
+                for left in calls[row + 1 :]:
+                    driver.data.free_inputs(left)
                 break
 
 
@@ -210,23 +214,40 @@ class PendingInference:
 class _JoinedRows:
     """Joins the results of all rows to the tensors of one response."""
 
-    __slots__ = ("_blobs", "_on_chunk", "_on_response", "_pending")
+    __slots__ = ("_blobs", "_kept", "_on_chunk", "_on_response", "_pending")
 
     def __init__(self, pending: PendingInference, on_response: OnResponse, on_chunk: OnChunk | None) -> None:
         self._pending = pending
         self._on_response = on_response
         self._on_chunk = on_chunk
         self._blobs: dict[int, Any] = {}
+        self._kept: list[Callable[[], None]] = []  #: results that are read where they are: how to release them
 
     def on_row(self, row: int, reply: Reply, *, is_last: bool) -> None:
         pending = self._pending
         if not pending.is_streamed:
             blob = pending.data.result(reply.call_id)
-            self._blobs[row] = blob if is_last else bytes(blob)  # the last one is there until this returns
+            if len(blob) > INLINE_BYTES:
+                self._kept.append(pending.data.keep(reply.call_id))
+            elif not is_last:
+                blob = bytes(blob)
+            self._blobs[row] = blob
         if not is_last:
             return
         blobs = [self._blobs[row] for row in sorted(self._blobs)]
-        respond_joined(pending.codecs, pending.request, blobs, reply, self._on_response)
+        respond_joined(
+            pending.codecs, pending.request, blobs, reply, self._on_response, pending.data.copies, self._release_results
+        )
+
+    def cancel(self) -> None:
+        if not self._pending.is_finished:  # else they are released when they have been copied
+            self._release_results()
+        self._pending.cancel()
+
+    def _release_results(self) -> None:
+        kept, self._kept = self._kept, []
+        for release in kept:
+            release()
 
     def on_chunk(self, blob: Any) -> None:
         pending, request = self._pending, self._pending.request
@@ -237,4 +258,5 @@ class _JoinedRows:
             pending.fail(self, invalid_output_problem(request.model, error, pending.call_ids[0]))
 
     def on_error(self, problem: HttpProblem) -> None:
+        self._release_results()
         self._on_response(problem)

@@ -17,6 +17,7 @@ from lamina.errors import BadValue
 from lamina.gateway.oip.json_tensors import to_list, to_raw
 from lamina.gateway.oip.model_catalog import ServedModel
 from lamina.gateway.oip.tensors import InputTensor, OutputTensor, element_count
+from lamina.ipc.sliced_copies import Parts
 
 LENGTH = b"inference-header-content-length"
 MAX_INPUTS = 1_024
@@ -172,11 +173,11 @@ def text_bytes(request: DecodedRequest, outputs: list[OutputTensor]) -> int:
     return sum([len(output.data) for output in outputs if not is_binary_output(request, output.name)])
 
 
-def encode_response(model: ServedModel, request: DecodedRequest, outputs: list[OutputTensor]) -> tuple[bytes, bytes, bytes]:
-    """Body, content type, and a header line that says where the JSON ends."""
+def encode_response(model: ServedModel, request: DecodedRequest, outputs: list[OutputTensor]) -> tuple[Parts, bytes, bytes]:
+    """Body, in parts that are not put together yet; content type, and a header line that says where the JSON ends."""
     binary = [is_binary_output(request, output.name) for output in outputs]
-    body, size = _encoded(model.name, model.version, request.id, outputs, binary)
-    return body, *response_kind(len(body), size)
+    parts, size = _encoded(model.name, model.version, request.id, outputs, binary)
+    return parts, *response_kind(sum(map(len, parts)), size)
 
 
 def response_kind(size: int, json_size: int) -> tuple[bytes, bytes]:
@@ -186,21 +187,21 @@ def response_kind(size: int, json_size: int) -> tuple[bytes, bytes]:
     return b"application/octet-stream", b"inference-header-content-length: %d\r\n" % json_size
 
 
-def text_job(model: ServedModel, request: DecodedRequest, outputs: list[OutputTensor]) -> tuple[bytes, bytes]:
+def text_job(model: ServedModel, request: DecodedRequest, outputs: list[OutputTensor]) -> tuple[bytes, Parts]:
     """What `to_text` makes the same response of, in another process: what it says, and the bytes of all outputs."""
     described = [
         _TextOutput(one.name, one.dtype, list(one.shape), len(one.data), is_binary_output(request, one.name)) for one in outputs
     ]
     head = msgspec.json.encode(_TextResponse(model.name, model.version, request.id, described))
-    return head, b"".join([output.data for output in outputs])
+    return head, [output.data for output in outputs]
 
 
-def plain_text_job(model: ServedModel, id: Any, outputs: list[OutputTensor]) -> tuple[bytes, bytes]:
+def plain_text_job(model: ServedModel, id: Any, outputs: list[OutputTensor]) -> tuple[bytes, Parts]:
     """The same for a response of plain values."""
     texts = _json_outputs(model)
     described = [_TextOutput(one.name, one.dtype, list(one.shape), len(one.data), is_json=one.name in texts) for one in outputs]
     head = msgspec.json.encode(_TextResponse(model.name, model.version, id, described, plain=True))
-    return head, b"".join([output.data for output in outputs])
+    return head, [output.data for output in outputs]
 
 
 def to_text(head: bytes, data: bytes) -> tuple[bytes, int]:
@@ -214,7 +215,8 @@ def to_text(head: bytes, data: bytes) -> tuple[bytes, int]:
     if response.plain:
         body = _plain(name, version, response.id, outputs, {one.name for one in response.outputs if one.is_json})
         return body, len(body)
-    return _encoded(name, version, response.id, outputs, [one.binary for one in response.outputs])
+    parts, size = _encoded(name, version, response.id, outputs, [one.binary for one in response.outputs])
+    return b"".join(parts), size
 
 
 def plain_document(model: ServedModel, id: Any, outputs: list[OutputTensor]) -> bytes:
@@ -238,7 +240,7 @@ def _plain(name: str, version: str, id: Any, outputs: list[OutputTensor], texts:
     return msgspec.json.encode(document)
 
 
-def _encoded(name: str, version: str, id: str, outputs: list[OutputTensor], binary: list[bool]) -> tuple[bytes, int]:
+def _encoded(name: str, version: str, id: str, outputs: list[OutputTensor], binary: list[bool]) -> tuple[Parts, int]:
     tail: list[Any] = []
     described = []
     for output, is_binary in zip(outputs, binary, strict=True):
@@ -253,4 +255,4 @@ def _encoded(name: str, version: str, id: str, outputs: list[OutputTensor], bina
     if id:
         answer["id"] = id
     head = msgspec.json.encode(answer)
-    return b"".join((head, *tail)) if tail else head, len(head)
+    return (head, *tail), len(head)

@@ -127,11 +127,14 @@ def _infer(
             codecs.submit("text", {"job": job}, data, _answered(exchange, then))
             return
         try:
-            content, kind, extra = encode_response(model, body, outputs)
+            parts, kind, extra = encode_response(model, body, outputs)
         except LaminaError as error:
             respond_error(exchange, error_problem(error, reply.call_id))
             return
-        respond(content, kind, extra, reply)
+        if codecs is not None and sum(map(len, parts)) > FLAT_BYTES:
+            codecs.copies.join(parts, _answered(exchange, lambda content: respond(content, kind, extra, reply)))
+        else:
+            respond(b"".join(parts), kind, extra, reply)
 
     trace = request.header(b"traceparent")
     wanted = InferenceRequest(model, body.inputs, body.requested_outputs, timeout_us, priority, caller, trace)

@@ -26,6 +26,7 @@ from lamina.gateway.oip.tensors import (
     split_bytes,
 )
 from lamina.gateway.routes.codec_pool import INLINE_BYTES, CodecPool, is_heavy_row
+from lamina.ipc.sliced_copies import Parts
 from lamina.sdk.tensors import NUMPY, Port, Signature
 
 
@@ -45,7 +46,12 @@ class RowModel(Protocol):
 
 def split_rows(model: RowModel, inputs: Sequence[InputTensor], rows: int) -> list[dict[str, bytes]]:
     """The named inputs of each call. `rows` is 0 for a model without a batch axis."""
-    calls: list[dict[str, bytes]] = [{} for _ in range(rows or 1)]
+    return [{name: b"".join(parts) for name, parts in call.items()} for call in split_in_parts(model, inputs, rows)]
+
+
+def split_in_parts(model: RowModel, inputs: Sequence[InputTensor], rows: int) -> list[dict[str, Parts]]:
+    """The same in parts that need not be put together yet: raw tensors are not copied."""
+    calls: list[dict[str, Parts]] = [{} for _ in range(rows or 1)]
     untyped = {port.name: port for port in model.signature.inputs if port.tensor is None}
     for given in inputs:
         port = untyped.get(given.name)
@@ -53,11 +59,11 @@ def split_rows(model: RowModel, inputs: Sequence[InputTensor], rows: int) -> lis
             texts = split_bytes(given.data, len(calls), given.name)
             if len(texts) != len(calls):
                 raise BadValue(f"{given.name}: {len(texts)} elements where {len(calls)} fit its shape")
-            encoded = [encoding.encode(_plain_value(port, text)) for text in texts]
+            encoded: list[Parts] = [(encoding.encode(_plain_value(port, text)),) for text in texts]
         else:
             encoded = row_values(given, rows if model.is_batched else 0)
             if port is not None and port.plain == "number":
-                encoded = [encoding.encode(_number(port.name, value)) for value in encoded]
+                encoded = [(encoding.encode(_number(port.name, b"".join(value))),) for value in encoded]
         for call, value in zip(calls, encoded, strict=True):
             call[given.name] = value
     return calls
@@ -83,11 +89,13 @@ def _number(name: str, blob: bytes) -> Any:
     return array.item()
 
 
-def join_rows(model: RowModel, blobs: Sequence[encoding.Blob], wanted: Sequence[str] = ()) -> list[OutputTensor]:
-    """The results of the calls, in order of rows, as tensors."""
+def join_rows(
+    model: RowModel, blobs: Sequence[encoding.Blob], wanted: Sequence[str] = (), *, in_place: bool = False
+) -> list[OutputTensor]:
+    """The results of the calls, in order of rows, as tensors. `in_place`: the bytes of a large one may be those of its result."""
     ports = model.signature.outputs
     if len(ports) == 1:
-        passed = _pass_through(model, ports[0], blobs)
+        passed = _pass_through(model, ports[0], blobs, in_place)
         if passed is not None:
             return [passed]
     results = [_by_name(encoding.decode(blob), ports) for blob in blobs]
@@ -95,14 +103,14 @@ def join_rows(model: RowModel, blobs: Sequence[encoding.Blob], wanted: Sequence[
     return [_joined(model, port, [result[port.name] for result in results]) for port in chosen]
 
 
-def _pass_through(model: RowModel, port: Port, blobs: Sequence[encoding.Blob]) -> OutputTensor | None:
+def _pass_through(model: RowModel, port: Port, blobs: Sequence[encoding.Blob], in_place: bool) -> OutputTensor | None:
     """Tensors of exactly the promised dtype go out without conversion."""
     dtype = port_dtype(port)
     if dtype in ("BYTES", "BF16"):
         return None
     found = []
     for blob in blobs:
-        tensor = encoding.tensor_parts(blob)
+        tensor = encoding.tensor_parts(blob, in_place=in_place and len(blobs) == 1)
         if tensor is None or tensor[0] != NUMPY[dtype]:
             return None
         found.append(tensor)
@@ -211,7 +219,7 @@ def split_apart(codecs: CodecPool, model: RowModel, inputs: Sequence[InputTensor
             calls[int(row)][name] = value
         then(calls)
 
-    codecs.submit("split", {"job": msgspec.msgpack.encode(job)}, b"".join([one.data for one in inputs]), on_parts)
+    codecs.submit("split", {"job": msgspec.msgpack.encode(job)}, [one.data for one in inputs], on_parts)
 
 
 def perform_split(head: bytes, data: bytes) -> dict[str, bytes]:
@@ -223,7 +231,7 @@ def perform_split(head: bytes, data: bytes) -> dict[str, bytes]:
 def join_apart(
     codecs: CodecPool, model: RowModel, blobs: Sequence[encoding.Blob], wanted: Sequence[str], then: OnOutputs
 ) -> None:
-    """`join_rows` by a codec process. The results are copied before this returns."""
+    """`join_rows` by a codec process. The results must be there until `then` is called."""
     job = _JoinJob(_RowModel(model.signature, model.is_batched), list(wanted), [len(blob) for blob in blobs])
 
     def on_parts(found: dict[str, bytes] | LaminaError) -> None:
@@ -233,7 +241,7 @@ def join_apart(
             heads = msgspec.msgpack.decode(found["heads"], type=list[_TensorHead])
             then(_tensors(OutputTensor, heads, found["data"]))
 
-    codecs.submit("join", {"job": msgspec.msgpack.encode(job)}, b"".join(blobs), on_parts)
+    codecs.submit("join", {"job": msgspec.msgpack.encode(job)}, blobs, on_parts)
 
 
 def perform_join(head: bytes, data: bytes) -> dict[str, bytes]:

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from lamina import encoding
 from lamina.errors import BadValue
+from lamina.ipc.sliced_copies import Parts
 from lamina.sdk.tensors import NUMPY
 
 SIZES = {"BOOL": 1, "FP16": 2, "FP32": 4, "FP64": 8, "BF16": 2} | {
@@ -121,8 +122,8 @@ def fp32_to_bf16(data: RawBytes) -> bytes:
 # ----------------------------------------------------------------------- values
 
 
-def row_values(given: InputTensor, rows: int) -> list[bytes]:
-    """One encoded value per row; with `rows` of 0 the tensor as a whole is one."""
+def row_values(given: InputTensor, rows: int) -> list[Parts]:
+    """One encoded value per row, in parts; with `rows` of 0 the tensor as a whole is one."""
     shape = given.shape[1:] if rows else given.shape
     pieces = rows or 1
     if given.dtype == "BYTES":
@@ -130,11 +131,11 @@ def row_values(given: InputTensor, rows: int) -> list[bytes]:
         elements = split_bytes(given.data, each * pieces, given.name)
         if len(elements) != each * pieces:
             raise BadValue(f"{given.name}: {len(elements)} elements where {each * pieces} fit its shape")
-        return [encoding.encode(nest(elements[at * each : (at + 1) * each], shape)) for at in range(pieces)]
+        return [(encoding.encode(nest(elements[at * each : (at + 1) * each], shape)),) for at in range(pieces)]
     data: RawBytes = bf16_to_fp32(given.data) if given.dtype == "BF16" else given.data
     dtype = NUMPY[given.dtype]
     if pieces == 1:
-        return [encoding.encode_tensor(dtype, shape, data)]
+        return [encoding.tensor_in_parts(dtype, shape, data)]
     view = memoryview(data)
     size = len(data) // pieces
-    return [encoding.encode_tensor(dtype, shape, view[at * size : (at + 1) * size]) for at in range(pieces)]
+    return [encoding.tensor_in_parts(dtype, shape, view[at * size : (at + 1) * size]) for at in range(pieces)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from lamina import encoding
 from lamina.access.records import Identity
@@ -22,7 +22,15 @@ from lamina.gateway.observability.tracer import Tracer
 from lamina.gateway.routes.codec_pool import FLAT_BYTES, INLINE_BYTES, CodecPool, is_heavy_request, is_heavy_result
 from lamina.gateway.routes.cold_start_grace import ColdStartGrace
 from lamina.gateway.routes.explain import SampledRefusals
-from lamina.gateway.routes.http_codec import DecodedBody, decode_inputs, encode_result, reply_headers, response_parts
+from lamina.gateway.routes.http_codec import (
+    DecodedBody,
+    decode_inputs,
+    decode_parts,
+    encode_result,
+    large_body,
+    reply_headers,
+    response_parts,
+)
 from lamina.gateway.routes.prediction_cache import PredictionCache
 from lamina.gateway.routes.problems import HttpProblem, answered, error_problem, raised_response, respond_problem
 from lamina.gateway.routes.rejection_cache import RejectionCache
@@ -30,9 +38,11 @@ from lamina.gateway.routes.request_options import MIN_PRIORITY, NO_OPTIONS, OPTI
 from lamina.gateway.routes.runs import RunRoutes, prefers_async
 from lamina.gateway.routes.streaming import stream_type
 from lamina.gateway.routes.targets import CallTarget
+from lamina.ipc.sliced_copies import Parts
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.process_status import ProcessStatus
 from lamina.types import call_for
+from lamina.values.references import Stored
 
 Explain = Callable[[FailCall | Reject, str, Identity], HttpProblem]
 """The problem for a call of a target that ended without a result, as its caller is told it."""
@@ -162,32 +172,52 @@ class CallHandler:
         exchange.when_disconnected(lambda: gone.append(True))
         call_soon = asyncio.get_running_loop().call_soon
 
-        def submit(inputs: dict[str, bytes]) -> None:
+        def submit(inputs: Mapping[str, Any]) -> None:
             if not gone:
-                self.handle(target, head, exchange, caller, DecodedBody(inputs, size, arrived_us))
+                self.handle(target, head, exchange, caller, DecodedBody(dict(inputs), size, arrived_us))
 
-        def then(inputs: dict[str, bytes] | LaminaError) -> None:
+        def submit_stored(calls: list[dict[str, Stored]]) -> None:
+            decoded = DecodedBody(calls[0], size, arrived_us)
+            try:
+                if not gone:
+                    self.handle(target, head, exchange, caller, decoded)
+            finally:
+                if decoded.inputs is not None:
+                    self.driver.data.free_inputs(decoded.inputs)
+
+        def then(inputs: Mapping[str, Parts]) -> None:
+            if gone:
+                return
+            if prefers_async(request):  # its inputs go to the store
+                call_soon(answered(exchange, submit), inputs)
+            else:
+                self.driver.data.store_inputs([inputs], answered(exchange, submit_stored))
+
+        def decoded_apart(inputs: dict[str, bytes] | LaminaError) -> None:
             if isinstance(inputs, LaminaError):
                 raise inputs
-            call_soon(answered(exchange, submit), inputs)
+            then({name: (blob,) for name, blob in inputs.items()})
 
         if codecs is not None:
-            codecs.decode_call(request, target.params, answered(exchange, then))
+            codecs.decode_call(request, target.params, answered(exchange, decoded_apart))
         else:
-            call_soon(answered(exchange, lambda whole: then(decode_inputs(whole, target.params))), request)
+            call_soon(answered(exchange, lambda whole: then(decode_parts(whole, target.params))), request)
 
     def encodes_apart(self, exchange: Exchange, blob: encoding.Blob, accept: bytes, id: str, extra: bytes) -> bool:
         """Respond with a large result: text is made of it by another process. False: it is to be made here."""
         if self._codecs is None or not is_heavy_result(blob, accept):
             return False
 
+        release = self.driver.data.keep(id)
+
         def then(found: dict[str, bytes] | LaminaError) -> None:
+            release()
             if isinstance(found, LaminaError):
                 respond_problem(exchange, error_problem(found, id))
             else:
                 exchange.respond(int(found["status"]), found["body"], found["kind"], extra + found["extra"])
 
-        self._codecs.encode_result(bytes(blob), accept, answered(exchange, then))
+        self._codecs.encode_result(blob, accept, answered(exchange, then))
         return True
 
     def _accept_run(
@@ -195,8 +225,7 @@ class CallHandler:
     ) -> None:
         if self._runs is None:
             raise StoreDown("this server keeps no runs", hint="start it with --store, or call without Prefer: respond-async")
-        wall_us = time.time_ns() // 1000
-        self._runs.accept(target, request, exchange, caller, request_options(request, wall_us), decoded)
+        self._runs.accept(target, request, exchange, caller, request_options(request, self._runs.wall_us()), decoded)
 
 
 def submit_shadow(
@@ -239,6 +268,10 @@ class PendingCall:
                 blob = handler.driver.data.result(self.call_id)
                 if len(blob) > INLINE_BYTES and handler.encodes_apart(exchange, blob, self.accept, self.call_id, extra):
                     return
+                large = large_body(blob, self.accept) if len(blob) > FLAT_BYTES else None
+                if large is not None:
+                    self._respond_copied(*large, extra)
+                    return
                 status, body, kind, own = encode_result(blob, self.accept)
             except LaminaError as error:
                 respond_problem(exchange, error_problem(error, self.call_id))
@@ -256,3 +289,14 @@ class PendingCall:
             exchange.respond(status, body, kind, b"lamina-call-id: %s\r\n%s" % (self.call_id.encode(), own))
         else:
             respond_problem(exchange, handler.explain(ending, self.target, self.caller))
+
+    def _respond_copied(self, body: memoryview, kind: bytes, extra: bytes) -> None:
+        """Respond with what is sent as it is, and large: copied out of the run's values in several turns of the loop."""
+        data, exchange = self.handler.driver.data, self.exchange
+        release = data.keep(self.call_id)
+
+        def respond(copied: bytes) -> None:
+            release()
+            exchange.respond(200, copied, kind, extra)
+
+        data.copies.join([body], answered(exchange, respond))

@@ -19,6 +19,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from io import BytesIO
 
 import msgspec
 from msgspec import Struct
@@ -28,6 +29,7 @@ from lamina.errors import BadValue, FunctionFailed, LaminaError, UnknownEncoding
 from lamina.gateway.routes import http_codec
 from lamina.ipc.child_process import ChildProcess, ProcessSpec
 from lamina.ipc.framing import FrameChannel, FrameError, FrameReader, Natural, StopProcess, pack
+from lamina.ipc.sliced_copies import Parts, SlicedCopies
 from lamina.sdk.binding import Param
 from lamina.server.exchange import HttpRequest
 from lamina.server.process_status import limit_address_space
@@ -104,7 +106,7 @@ class ReceivedParts:
     """Named parts of known sizes, as their pieces arrive."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
-        self._pieces: dict[str, list[bytes]] = {name: [] for name in sizes}
+        self._parts = {name: BytesIO() for name in sizes}  #: each where it will stay: whole, it is not copied
         self._missing = [(name, size) for name, size in sizes.items() if size][::-1]  #: the next one last
 
     @property
@@ -115,12 +117,12 @@ class ReceivedParts:
         if not self._missing or not 0 < len(piece) <= self._missing[-1][1]:
             raise FrameError(f"a piece of {len(piece)} bytes that belongs to no part")
         name, size = self._missing.pop()
-        self._pieces[name].append(piece)
+        self._parts[name].write(piece)
         if size > len(piece):
             self._missing.append((name, size - len(piece)))
 
     def joined(self) -> dict[str, bytes]:
-        return {name: b"".join(pieces) for name, pieces in self._pieces.items()}
+        return {name: part.getvalue() for name, part in self._parts.items()}
 
 
 def packed_pieces(*parts: encoding.Blob) -> Iterator[bytearray]:
@@ -267,13 +269,19 @@ def _skip_leaf(body: encoding.Blob, at: int) -> int:
 class CodecPool:
     """A few codec processes, started when they are first needed, and one line of jobs for all of them."""
 
-    def __init__(self, processes: int = PROCESSES, job_limit_s: float = JOB_LIMIT_S) -> None:
+    def __init__(self, processes: int = PROCESSES, job_limit_s: float = JOB_LIMIT_S, copies: SlicedCopies | None = None) -> None:
         self._limit = processes
         self._job_limit_s = job_limit_s
-        self._waiting: deque[tuple[CodecJob, bytes, Then]] = deque()
+        self._waiting: deque[tuple[CodecJob, Parts, Then]] = deque()
         self._workers: set[_CodecWorker] = set()
         self._is_closed = False
-        self.held_bytes = 0  #: of bodies that a process has, or that wait for one
+        self.copies = copies or SlicedCopies()  #: of what needs no process
+        self._job_bytes = 0  #: of bodies that a process has, or that wait for one
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of bodies that a process has or that wait for one, and of what is being copied."""
+        return self._job_bytes + self.copies.held_bytes
 
     def decode_call(self, request: HttpRequest, params: tuple[Param, ...], then: Then) -> None:
         """The encoded inputs of a call by name."""
@@ -289,23 +297,32 @@ class CodecPool:
         """A gRPC message with its tensors raw: `body`."""
         self.submit("grpc", {}, message, then)
 
-    def encode_result(self, blob: bytes, accept: bytes, then: Then) -> None:
+    def encode_result(self, blob: encoding.Blob, accept: bytes, then: Then) -> None:
         """The `status`, `body`, `kind` and header lines (`extra`) of a result."""
         self.submit("result", {"accept": accept}, blob, then)
 
-    def submit(self, operation: str, headers: dict[str, bytes], body: bytes, then: Then, params: tuple[Param, ...] = ()) -> None:
-        """Have something done by a codec process; `then` gets the parts of what it made, or why it did not."""
+    def submit(
+        self,
+        operation: str,
+        headers: dict[str, bytes],
+        body: encoding.Blob | Parts,
+        then: Then,
+        params: tuple[Param, ...] = (),
+    ) -> None:
+        """Have something done by a codec process; `then` gets the parts of what it made, or why it did not. The body is not put
+        together, nor copied before it is sent: views of it must be good until `then` is called."""
+        parts = (body,) if isinstance(body, bytes | memoryview) else body
         if self._is_closed or len(self._waiting) >= MAX_WAITING:
             then(CodecOverloaded("too many large bodies at once", hint="send fewer, or smaller or binary ones"))
             return
-        size = len(body)
-        self.held_bytes += size
+        size = sum(map(len, parts))
+        self._job_bytes += size
 
         def counted(found: dict[str, bytes] | LaminaError) -> None:
-            self.held_bytes -= size
+            self._job_bytes -= size
             then(found)
 
-        self._waiting.append((CodecJob(operation, headers, params, size), body, counted))
+        self._waiting.append((CodecJob(operation, headers, params, size), parts, counted))
         self.next_job()
 
     def next_job(self) -> None:
@@ -358,11 +375,11 @@ class _CodecWorker:
     def is_free(self) -> bool:
         return self._then is None
 
-    def begin(self, job: CodecJob, body: bytes, then: Then) -> None:
+    def begin(self, job: CodecJob, parts: Parts, then: Then) -> None:
         self._then = then
         self._timer = self._loop.call_later(self._job_limit_s, self.process.kill)
         self.process.send(pack(job))
-        self.process.send_paced(packed_pieces(body))
+        self.process.send_paced(packed_pieces(*parts))
 
     def _on_frame(self, frame: CodecResult | BodyPiece) -> None:
         if isinstance(frame, BodyPiece):

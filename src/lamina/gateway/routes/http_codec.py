@@ -15,6 +15,7 @@ import msgspec
 from lamina import encoding
 from lamina.core.actions import Reply
 from lamina.errors import BadValue, FunctionFailed, LaminaError, UnknownEncoding
+from lamina.ipc.sliced_copies import Parts
 from lamina.sdk.binding import NOTHING, Param, bind, bind_named, sole_param
 from lamina.sdk.json_schema import is_base64, item_schema, json_types, property_schemas, takes_any_text
 from lamina.server.exchange import HttpRequest
@@ -54,7 +55,19 @@ def check_encoding(request: HttpRequest) -> None:
             raise UnknownEncoding(f"content-encoding: {said!r} is not taken here", hint="send the body as it is; /v2 takes gzip")
 
 
-def decode_inputs(request: HttpRequest, params: tuple[Param, ...]) -> dict[str, bytes]:
+def decode_parts(request: HttpRequest, params: tuple[Param, ...]) -> dict[str, Parts]:
+    """The named inputs of a call, each encoded in parts that need not be put together yet: large bytes are not copied."""
+    headers = request.headers
+    if headers.get(b"content-type") == VALUE and not request.query and b"content-encoding" not in headers:
+        entries = encoding.input_entries(request.body)
+        if entries is not None:
+            return {name: (blob,) for name, blob in bind_named(params, entries).items()}
+    return decode_inputs(request, params, encoding.encode_parts)
+
+
+def decode_inputs(
+    request: HttpRequest, params: tuple[Param, ...], encode: Callable[[Any], Any] = encoding.encode
+) -> dict[str, Any]:
     """The named inputs of a call, each encoded."""
     headers, body = request.headers, request.body
     try:
@@ -78,7 +91,7 @@ def decode_inputs(request: HttpRequest, params: tuple[Param, ...]) -> dict[str, 
             named = {_only_param(params, kind): body}
         inputs = {}
         for name, value in named.items():
-            inputs[name] = encoding.encode(value)
+            inputs[name] = encode(value)
         return inputs
     except BadValue as error:
         if request.query:
@@ -185,6 +198,14 @@ def encode_result(blob: encoding.Blob, accept: bytes) -> tuple[int, bytes, bytes
     except BadValue as error:
         hint = f"return something else, or ask for {VALUE.decode()}; {error.hint}"
         raise FunctionFailed(f"its result: {error.message}", error="BadValue", hint=hint) from None
+
+
+def large_body(blob: encoding.Blob, accept: bytes) -> tuple[memoryview, bytes] | None:
+    """Body and content type of a result that is sent as it is, where it lies; None if it has to be encoded."""
+    if VALUE in accept:
+        return memoryview(blob), VALUE
+    body = encoding.bytes_within(blob)
+    return None if body is None else (body, encoding.sniff_type(bytes(body[:12])).encode())
 
 
 OWN_ORIGIN = b"content-security-policy: sandbox allow-scripts; frame-ancestors 'none'\r\nreferrer-policy: no-referrer\r\n"

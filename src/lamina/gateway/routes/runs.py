@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from lamina import encoding
 from lamina.access.authorization import Grant
 from lamina.access.records import Identity
 from lamina.core.actions import Reply
+from lamina.durable.recovery import pack_inputs
 from lamina.durable.runs import DurableRuns
 from lamina.errors import BadValue, LaminaError, checked_text
 from lamina.gateway.routes import http_codec
@@ -28,7 +29,9 @@ from lamina.gateway.routes.codec_pool import FLAT_BYTES, CodecPool, is_heavy_res
 from lamina.gateway.routes.problems import PROBLEM, answered, error_problem, respond_problem, stored_problem
 from lamina.gateway.routes.request_options import RequestOptions
 from lamina.gateway.routes.targets import CallTarget
+from lamina.ipc.sliced_copies import Parts
 from lamina.server.exchange import Exchange, HttpRequest
+from lamina.state.trigger_starts import KEY_PREFIX
 from lamina.store import runs as stored
 from lamina.store.base import Done, Session, Work
 from lamina.store.runs import OVER, QUARANTINED, SETTLED, STATES, JournalRow, RunRow
@@ -44,6 +47,8 @@ T = TypeVar("T")
 RunAction = Callable[[RunRow, HttpRequest, Exchange, Grant], None]
 
 _ID = re.compile(r"[0-9a-f]{24}")
+_OF_TRIGGERS = re.compile(rf"{KEY_PREFIX}[0-9a-f]+")
+"""Idempotency keys that triggers start runs with."""
 
 
 def prefers_async(request: HttpRequest) -> bool:
@@ -76,6 +81,10 @@ class RunRoutes:
 
     # --------------------------------------------------------------------- accepting
 
+    def wall_us(self) -> int:
+        """Time since 1970 by the clock that deadlines of runs are kept by: it does not jump with that of the machine."""
+        return self._durable.wall_us()
+
     def accept(
         self,
         target: CallTarget,
@@ -85,11 +94,14 @@ class RunRoutes:
         wishes: RequestOptions,
         decoded: http_codec.DecodedBody | None = None,
     ) -> None:
-        inputs = http_codec.decode_inputs(request, target.params) if decoded is None else decoded.claim()
+        given = http_codec.decode_inputs(request, target.params) if decoded is None else decoded.claim()
+        inputs: dict[str, Parts] = {name: (one,) if isinstance(one, bytes) else one for name, one in given.items()}
         size = len(request.body) if decoded is None else decoded.size
         key = request.header(b"idempotency-key").decode("latin-1")
         if len(key) > MAX_KEY or not key.isprintable():
             raise BadValue(f"idempotency-key: {key[:40]!r} cannot be used", hint=f"up to {MAX_KEY} printable characters")
+        if _OF_TRIGGERS.fullmatch(key):  # with it, who may only call could keep a trigger from starting anything
+            raise BadValue(f"idempotency-key: {key!r} is one that triggers use", hint="choose another")
         deadline_us, priority, cost_limit, objective = wishes
         if objective:
             raise BadValue("lamina-objective: for calls only", hint="a run has the objectives of its functions: leave it out")
@@ -104,15 +116,18 @@ class RunRoutes:
             extra = b"location: /v1/runs/%s\r\npreference-applied: respond-async\r\n" % accepted.id.encode()
             exchange.respond(202, msgspec.json.encode(run_summary(accepted)), http_codec.JSON, extra)
 
-        def accept(digest: str) -> None:
-            self._durable.accept(row, inputs, key, digest, answered(exchange, done))
+        def accept(digest: str, packed: bytes) -> None:
+            self._durable.accept(row, packed, key, digest, answered(exchange, done))
+
+        def pack(digest: str) -> None:
+            self._durable.copies.join(pack_inputs(inputs), answered(exchange, partial(accept, digest)))
 
         label = f"{target.kind}/{target.name}\n".encode()
         if size <= FLAT_BYTES:
-            accept(_digest(label, inputs))
+            accept(_digest(label, inputs), b"".join(pack_inputs(inputs)))
             return
         work = asyncio.get_running_loop().run_in_executor(None, _digest, label, inputs)
-        work.add_done_callback(answered(exchange, lambda made: accept(made.result())))
+        work.add_done_callback(answered(exchange, lambda made: pack(made.result())))
 
     # ----------------------------------------------------------------------- looking
 
@@ -302,12 +317,13 @@ def run_summary(row: RunRow) -> dict[str, Any]:
     return shown
 
 
-def _digest(label: bytes, inputs: dict[str, bytes]) -> str:
+def _digest(label: bytes, inputs: Mapping[str, Parts]) -> str:
     """Tells runs of one idempotency key apart. Of large inputs it is made by a thread: the interpreter is not held meanwhile."""
     digest = hashlib.blake2b(label, digest_size=16)
-    for name, blob in sorted(inputs.items()):
-        digest.update(b"%d %s %d " % (len(name), name.encode(), len(blob)))
-        digest.update(blob)
+    for name, parts in sorted(inputs.items()):
+        digest.update(b"%d %s %d " % (len(name), name.encode(), sum(map(len, parts))))
+        for part in parts:
+            digest.update(part)
     return digest.hexdigest()
 
 

@@ -32,7 +32,7 @@ from lamina.core.workflow.flow import Flow
 from lamina.core.workflow.runs import flow_of
 from lamina.planner.arrival_rates import ArrivalRates
 from lamina.planner.batching import LEAD_US, commit_at_us, is_most_urgent, largest_awaited, should_wait_for_resubmits
-from lamina.planner.blocking import BlockingRule, is_pressed
+from lamina.planner.blocking import BlockingRule, is_pressed, pressed_from_us
 from lamina.policies.frontier import explain
 from lamina.policies.frontier.autoscaler import FrontierAutoscaler
 from lamina.policies.frontier.backlog import BacklogModel
@@ -159,6 +159,8 @@ class Policy:
             self._backlog.on_call_arrived(flow, call)
             estimate_us = self._estimator.workflow_estimate_us(view, flow, allowed_us, shedder.is_overloaded)
         needed_us = int(estimate_us * (1 + self.margin)) + margin_us if estimate_us else 0
+        if needed_us > allowed_us >= estimate_us + margin_us and estimate_us <= self._estimator.alone_us(view, flow, allowed_us):
+            needed_us = estimate_us + margin_us  # a margin is for what comes before a call: there is nothing
         if needed_us > allowed_us and not allows_probe(view, flow, needed_us - margin_us, allowed_us):
             return self._rejected(view, flow, call, needed_us, estimate_us)
         if states_goal(call, flow.slo):
@@ -228,6 +230,7 @@ class Policy:
         if head.expires_us < now_us + soonest_us:
             self._shedder.on_refused(head.run.call.target, head.run.call.tenant, was_admitted=True)
             self._autoscaler.on_lost(name)
+            self._tables.doubt(name)
             return Drop(head)
         if len(head.run.jobs) > 1 and self._feasibility.is_infeasible(view, function, head):
             return Drop(head)
@@ -259,9 +262,12 @@ class Policy:
             plan = self._plans.step_plan(view, head)
         objective = head.run.call.objective or function.spec.objective or "deadline"
         batch = NextBatch(function, jobs, in_time, has_goal, plan, fastest_us, soonest_us, objective)
-        paying = self._on_paying_kinds(view, batch, slots) if len(function.instances) > 1 else slots
-        if paying or not _is_last_chance(slots, head, now_us):
-            slots = paying  # what can wait no longer takes what there is
+        if len(function.instances) > 1 and slots:
+            paying = self._on_paying_kinds(view, batch, slots)
+            if paying:
+                slots = paying
+            elif now_us < (last_us := _last_chance_us(slots, head)) and self._will_pay(view, batch):
+                batch, slots = replace(batch, last_us=last_us), []  # what can wait no longer takes what there is
         cost_limit = self._budget.step_budget(view, head) if in_time and head.run.call.cost_limit else math.inf
 
         # the cheapest configuration in time: now, later with more jobs, or behind a running batch
@@ -286,7 +292,7 @@ class Policy:
             is_crowd = waiting > len(jobs)  # all that is free is used
             if not is_crowd and (sooner := self._sooner(view, batch, chosen, config)):
                 return self._commit(view, batch, sooner)
-        elif in_time and has_goal and (len(function.instances) > 1 or config.cost > cost_limit):
+        elif in_time and has_goal and (config.cost > cost_limit or self._may_wait_for_cheaper(function)):
             cheaper = cheaper_upcoming_slots(view, self._tables, self._blocking, batch, chosen, config, self.spare, cost_limit)
             if cheaper:
                 return self._commit(view, batch, cheaper)
@@ -338,7 +344,7 @@ class Policy:
         function, jobs, now_us, end_us = batch.function, batch.jobs, view.now_us, batch.end_us
         if not batch.in_time and batch.has_goal:
             self._autoscaler.on_lost(function.spec.name)
-        until_us, late_us = view.next_slot_us(function), end_us - batch.soonest_us + 1
+        until_us, late_us = min(view.next_slot_us(function), batch.last_us), end_us - batch.soonest_us + 1
         if late_us > now_us:
             until_us = min(until_us, late_us)
         commit_at = None
@@ -463,6 +469,19 @@ class Policy:
         dominated = self._kinds.dominated(view, batch.function, flow_of(run), slo_us, after, self._shedder.is_overloaded)
         return [slot for slot in slots if slot.device.spec.kind not in dominated] if dominated else slots
 
+    def _may_wait_for_cheaper(self, function: FunctionState) -> bool:
+        """In overload nothing waits for another device: what is left to this one is work that is not done."""
+        return len(function.instances) > 1 and not self._shedder.is_overloaded
+
+    def _will_pay(self, view: View, batch: NextBatch) -> bool:
+        """Whether there will be a slot in time on a kind of device that pays, for all that wait."""
+        waiting = len(batch.function.queue)
+        for slot in upcoming_candidates(view, self._tables, self._blocking, batch.function, batch.end_us - batch.fastest_us):
+            config = slot.cheapest_within(waiting, batch.end_us - slot.at_us)
+            if config is not None and config.batch >= waiting and self._on_paying_kinds(view, batch, [slot]):
+                return True
+        return False
+
     def _service_order(self, view: View, function: FunctionState) -> tuple[int, int, int]:
         """By due time; then what has no latency goal, the shortest first: that makes the mean response least."""
         head = function.queue.head()
@@ -492,13 +511,10 @@ def _has_goal(view: View, head: Job) -> bool:
     return states_goal(call, head.run.flow.slo) or 2 * view.now_us > call.arrived_us + head.due_us
 
 
-def _is_last_chance(slots: list[CandidateSlot], head: Job, now_us: int) -> bool:
-    """Whether the job may not wait longer for others than these: by its time here, however fast it would be elsewhere."""
-    for slot in slots:
-        config = fastest_config(slot, 1, NEVER_US)
-        if config is not None and is_pressed(head.due_us - now_us, config.time_us, slot.device.way_us):
-            return True
-    return False
+def _last_chance_us(slots: list[CandidateSlot], head: Job) -> int:
+    """From when on the job may not wait longer for others than these: by its time here, however fast it would be elsewhere."""
+    found = [(slot, fastest_config(slot, 1, NEVER_US)) for slot in slots]
+    return min([pressed_from_us(head.due_us, one.time_us, slot.device.way_us) for slot, one in found if one], default=NEVER_US)
 
 
 def _with_transfers(view: View, jobs: list[Job], slots: list[CandidateSlot]) -> list[CandidateSlot]:

@@ -233,7 +233,7 @@ class BacklogModel:
     def _own_work(self, view: View, function: FunctionState, device: Device) -> float:
         """Unit-microseconds of one more job, in a batch with those that wait."""
         table = self.tables.table_for(view, function, device)
-        return table.least_unit_us(len(function.queue) + 1) * function.usual_part
+        return table.least_unit_us(len(function.queue) + 1)
 
     def wait_us(self, view: View, function: FunctionState) -> float:
         """Time until what waits and runs is done on the device of the function where that is soonest."""

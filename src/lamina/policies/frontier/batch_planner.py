@@ -46,6 +46,10 @@ CLOSED_LOOP = 0.5
 """From this share of clients that resubmit at once on, they count as closed-loop clients."""
 
 
+CROWD = 8
+"""Batches that wait: with fewer, those without room on what is free are worth a larger slice that will be."""
+
+
 # ------------------------------------------------------------------------ members
 
 
@@ -86,7 +90,23 @@ def _passed_over(function: FunctionState, late: int, slots: list[CandidateSlot],
             best, best_rate = passed, rate
         if config.cost <= PASS_OVER * ideal[1].cost:
             break
+    if not best_rate and ideal is not None and waiting > CROWD * most:
+        return _without_room(function, slots, late, most)
     return best
+
+
+def _without_room(function: FunctionState, slots: list[CandidateSlot], late: int, most: int) -> int:
+    """How many of those that can be in time cannot be so on what is free. In a crowd they do not keep those behind them from it:
+    else each would wait there until it is as pressed as they are. Passed over are as many as leave time for a full batch, or if
+    that is half of them or more, for one job; none, if none has that."""
+    queue = function.queue
+    for batch, part in ((most, 2), (1, 1)):
+        times = [(slot, slot.table.latency_us(batch, slot.units, slot.cores)) for slot in slots]
+        end_us = min([slot.at_us + us + batch * slot.transfer_us for slot, us in times if us], default=NEVER_US)
+        hasty = queue.count_due_before(end_us)
+        if 0 < (hasty - late) * part < len(queue) - late:
+            return hasty - late
+    return 0
 
 
 def _splits(function: FunctionState, late: int, slots: list[CandidateSlot], from_us: int) -> bool:
@@ -116,6 +136,7 @@ class NextBatch(Struct, frozen=True, gc=False):
     fastest_us: int  #: of one job, on the best slice
     soonest_us: int  #: likewise, with the way there and back
     objective: Objective = "deadline"
+    last_us: int = NEVER_US  #: when it takes a device that does not pay, if such a one is free
 
     @property
     def end_us(self) -> int:

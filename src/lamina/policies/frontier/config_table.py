@@ -352,6 +352,13 @@ class ConfigTables:
         for key in [key for key in self._tables if key[0] == function]:
             del self._tables[key]
 
+    def doubt(self, function: str) -> None:
+        """Compare its tables with what is predicted now: a call that was admitted could not be served by them."""
+        self._warm.pop(function, None)
+        for key, table in self._tables.items():
+            if key[0] == function:
+                table.recheck_us = 0
+
     def _build(self, view: View, function: FunctionState, device: Device, times_built: int) -> ConfigTable:
         spec, where = function.spec, device.spec
         predictor = view.predictor

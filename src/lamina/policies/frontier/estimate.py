@@ -47,6 +47,9 @@ MAX_INSTANCES = 16
 IN_FLIGHT = 2
 """Batches of a slice on their way or running: one, and the one booked behind it. Over a long way there are no more."""
 
+LOAD_SPREAD = 1.1
+"""Times what a load usually takes: all that wait for it are late together, so they are told a time that it seldom exceeds."""
+
 MAX_STEPS = 32
 """Batches of a queue that are looked at one by one."""
 
@@ -111,6 +114,8 @@ class CompletionEstimator:
             share = max(1, math.ceil(ahead * part))
             for config in configs:
                 us = _queue_delay_us(view, function, instances, table, config, share) + competing_us
+                if function.bucket is not None:
+                    us = _with_quota_us(view, function, instances, config, ahead, us)
                 best_us = min(best_us, us) if best_us else us
                 if best_us <= within_us:
                     return best_us
@@ -196,7 +201,7 @@ class CompletionEstimator:
             if spec.fits_family(device.spec.family):
                 table = self.tables.table_for(view, function, device)
                 each_us = min([config.time_us for config in table.configs(min(ahead, spec.max_batch))], default=0)
-                load_us = view.predictor.load_us(spec.name, device.spec.kind)
+                load_us = _load_us(view, function, device)
                 us = load_us + device.way_us + each_us * -(-ahead // spec.max_batch)
                 best_us = min(best_us or us, us) if each_us else best_us
         return best_us
@@ -221,7 +226,22 @@ class CompletionEstimator:
         block_us = max([min([_until_free_us(view, host) for host in those]) for those in hosts.values() if those], default=0)
         load_us = max([_until_loaded_us(view, view.functions[name]) for name in flow.functions], default=0)
         path_us = block_us + load_us + _path_us(whole, allowed_us, is_overloaded)
-        return max(int(work_us), int(least_us), path_us)
+        paid_us = max([self._paid_us(view, flow, name, allowed_us) for name in flow.functions], default=0)
+        return max(int(work_us), int(least_us), path_us, paid_us)
+
+    def _paid_us(self, view: View, flow: Flow, name: str, allowed_us: int) -> int:
+        """Until the quota of a function has paid for what is due before a run, and its last batch is done; 0 without a quota."""
+        function, now_us = view.functions[name], view.now_us
+        if function.bucket is None:
+            return 0
+        configs = [table.best_throughput(allowed_us) for table in self.tables.tables_of(view, function)]
+        config = min([one for one in configs if one is not None], key=lambda one: one.time_us / one.batch, default=None)
+        if config is None:
+            return 0
+        jobs = function.queue.count_due_before(now_us + allowed_us) + function.expected_jobs + flow.expected_jobs[name]
+        running = [batch for instance in function.instances.values() for batch in instance.batches.values()]
+        ahead_us = (jobs / config.batch - 1) * config.time_us + sum([batch.predicted_us for batch in running])
+        return function.bucket.ready_at_us(now_us, max(0.0, ahead_us) * function.usual_part) - now_us + config.time_us
 
     def _work_ahead_us(
         self,
@@ -243,6 +263,20 @@ class CompletionEstimator:
                 ]
                 work_us = max(work_us, min(ahead_us) - unsure_us)
         return work_us
+
+
+def _with_quota_us(
+    view: View, function: FunctionState, instances: list[Instance], config: BatchConfig, ahead: int, us: int
+) -> int:
+    """The same where the function has a quota: its batch starts once what ends until then, and what is before it, is paid for."""
+    assert function.bucket is not None
+    now_us, start_us = view.now_us, us - config.time_us
+    ahead_us = (ahead - 1) // config.batch * config.time_us * function.usual_part
+    for instance in instances:
+        for batch in instance.batches.values():
+            if batch.started_us >= 0 and batch.slice_free_us - now_us <= start_us:
+                ahead_us += batch.predicted_us * function.usual_part
+    return max(start_us, function.bucket.ready_at_us(now_us, ahead_us) - now_us) + config.time_us
 
 
 def _queue_delay_us(
@@ -272,7 +306,7 @@ def _queue_delay_us(
         limit = 1 if function.jobs_in_quarantine else limit
         if instance.phase is LOADING:
             size = units * limit if limit else spec.units
-            loaded_us = instance.created_us + view.predictor.load_us(function.spec.name, spec.kind)
+            loaded_us = instance.created_us + _load_us(view, function, device)
             loading.append((max(loaded_us, now_us) + way_us - now_us, size))
             continue
         nearest_us = min(nearest_us, way_us)
@@ -374,12 +408,17 @@ def _until_loaded_us(view: View, function: FunctionState) -> int:
         if instance.phase is WARM:
             return 0
         if instance.phase is LOADING:
-            load_us = view.predictor.load_us(function.spec.name, view.devices[instance.device].spec.kind)
-            loading.append(max(0, instance.created_us + load_us - view.now_us))
+            loaded_us = instance.created_us + _load_us(view, function, view.devices[instance.device])
+            loading.append(max(0, loaded_us - view.now_us))
     if loading:
         return min(loading)
-    kinds = {device.spec.kind for device in view.devices.values() if function.spec.fits_family(device.spec.family)}
-    return min((view.predictor.load_us(function.spec.name, kind) for kind in kinds), default=0)
+    kinds = {device.spec.kind: device for device in view.devices.values() if function.spec.fits_family(device.spec.family)}
+    return min((_load_us(view, function, device) for device in kinds.values()), default=0)
+
+
+def _load_us(view: View, function: FunctionState, device: Device) -> int:
+    """What a load seldom exceeds."""
+    return int(LOAD_SPREAD * view.predictor.load_us(function.spec.name, device.spec.kind))
 
 
 def _path_us(whole: Frontier, allowed_us: int, is_overloaded: bool) -> int:

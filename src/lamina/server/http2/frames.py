@@ -40,6 +40,11 @@ def frame(kind: int, flags: int, stream: int, payload: bytes | memoryview = b"")
     return b"%s%c%c%s%s" % (len(payload).to_bytes(3, "big"), kind, flags, stream.to_bytes(4, "big"), payload)
 
 
+def frame_head(kind: int, flags: int, stream: int, size: int) -> bytes:
+    """What comes before a payload of so many bytes, which need not be copied to be put behind it."""
+    return b"%s%c%c%s" % (size.to_bytes(3, "big"), kind, flags, stream.to_bytes(4, "big"))
+
+
 def http1_required(flight: bytes, body: bytes) -> bytes:
     """Reply of a port without HTTP/2 to the first bytes of a client that takes it for granted: 505 with this body to the request
     among them, and the end of the connection."""

@@ -17,6 +17,7 @@ from lamina.server.http2.frames import (
     RST_STREAM,
     WINDOW_UPDATE,
     frame,
+    frame_head,
 )
 
 if TYPE_CHECKING:
@@ -248,7 +249,8 @@ class Http2Stream:
     def flush(self) -> None:
         """Send as much as the windows and the socket allow."""
         connection = self._connection
-        parts, size, before = [self._head], 0, self.unsent_bytes
+        parts: list[bytes | memoryview] = [self._head]
+        size, before = 0, self.unsent_bytes
         self._head = b""
         while self._out and not connection.is_write_blocked:
             room = min(self.send_window, connection.send_window, connection.max_frame_bytes)
@@ -259,7 +261,7 @@ class Http2Stream:
                 self._out[0] = self._out[0][room:]
             else:
                 self._out.popleft()
-            parts.append(frame(DATA, 0, self.id, piece))
+            parts += (frame_head(DATA, 0, self.id, len(piece)), piece)
             size += len(piece)
             self.unsent_bytes -= len(piece)
             self.sent_bytes += len(piece)
