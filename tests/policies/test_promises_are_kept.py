@@ -109,7 +109,7 @@ def test_a_table_that_lost_a_call_is_compared_with_predictions_at_once(script: S
     view, tables = script.controller.view, ConfigTables()
 
     def fastest_us() -> int:
-        config = tables.table_for(view, view.functions["f"], view.devices["gpu0"]).fastest()
+        config = tables.table_for(view, view.functions["f"], view.devices["gpu0"]).fastest
         return config.time_us if config is not None else 0
 
     assert fastest_us() == 10 * MS
