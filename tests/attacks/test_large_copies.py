@@ -140,7 +140,7 @@ def test_copies_stand_in_one_line_and_a_turn_has_one_slice_of_them() -> None:
         next_turn()
         copies.run(steps(), 8 * PIECE_BYTES, lambda: done.append("first"))
         copies.run(steps(), 8 * PIECE_BYTES, lambda: done.append("second"))
-        copies.join([b"a", bytes(3 * PIECE_BYTES), memoryview(b"b")], done.append)
+        copies.join([b"a", bytes(3 * PIECE_BYTES), memoryview(b"b")], done.append, 3 * PIECE_BYTES + 2)
         assert copies.held_bytes == 19 * PIECE_BYTES + 2
         while len(done) < 3:
             await asyncio.sleep(0)

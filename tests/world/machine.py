@@ -197,7 +197,7 @@ class Machine:
     @contextmanager
     def running(self) -> Iterator[None]:
         """The world's time and threads in place of this machine's, for the product."""
-        from lamina.drivers import timer
+        from lamina.ipc import event_loop as timer
         from lamina.server import process_status
         from lamina.store import group_commit
 

@@ -26,6 +26,11 @@ def size_of(parts: Parts) -> int:
     return sum(map(len, parts))
 
 
+def own_bytes(parts: Parts) -> int:
+    """Bytes of results that nothing else counts. A view is of the values of a run, which have a layer of their own."""
+    return sum([len(part) for part in parts if isinstance(part, bytes)])
+
+
 def pieces_of(parts: Parts) -> Iterator[memoryview]:
     """All the bytes of these parts, as views of no more than a piece."""
     for part in parts:
@@ -39,20 +44,30 @@ class SlicedCopies:
 
     def __init__(self) -> None:
         self._line: deque[tuple[Iterator[int], int, Callable[[], None]]] = deque()
-        self.held_bytes = 0  #: of what is being copied, or waits for it
+        self.held_bytes = 0  #: of what waits to be copied, and of copies that are being made
 
     def run(self, steps: Iterator[int], size: int, then: Callable[[], None]) -> None:
-        """Take these steps, each of which yields how many of `size` bytes it has copied, and call `then`: later, and in several
-        turns."""
+        """Take these steps, each of which yields how many bytes it has copied, and call `then`: later, and in several turns.
+        `size`: of what is copied from, if no other layer of the memory budget counts it."""
         self.held_bytes += size
         self._line.append((steps, size, then))
         if len(self._line) == 1:
             asyncio.get_running_loop().call_soon(self._copy_slice)
 
-    def join(self, parts: Parts, then: Callable[[bytes], None]) -> None:
-        """Put parts together."""
+    def join(self, parts: Parts, then: Callable[[bytes], None], size: int = 0) -> None:
+        """Put parts together. What is made of them counts as it grows."""
         made = BytesIO()
-        self.run(map(made.write, pieces_of(parts)), size_of(parts), lambda: then(made.getvalue()))
+
+        def steps() -> Iterator[int]:
+            try:
+                for piece in pieces_of(parts):
+                    copied = made.write(piece)
+                    self.held_bytes += copied
+                    yield copied
+            finally:
+                self.held_bytes -= made.tell()
+
+        self.run(steps(), size, lambda: then(made.getvalue()))
 
     def _copy_slice(self) -> None:
         steps, size, then = self._line[0]

@@ -29,7 +29,7 @@ from lamina.errors import BadValue, FunctionFailed, LaminaError, UnknownEncoding
 from lamina.gateway.routes import http_codec
 from lamina.ipc.child_process import ChildProcess, ProcessSpec
 from lamina.ipc.framing import FrameChannel, FrameError, FrameReader, Natural, StopProcess, pack
-from lamina.ipc.sliced_copies import Parts, SlicedCopies
+from lamina.ipc.sliced_copies import Parts, SlicedCopies, own_bytes, size_of
 from lamina.sdk.binding import Param
 from lamina.server.exchange import HttpRequest
 from lamina.server.process_status import limit_address_space
@@ -315,14 +315,14 @@ class CodecPool:
         if self._is_closed or len(self._waiting) >= MAX_WAITING:
             then(CodecOverloaded("too many large bodies at once", hint="send fewer, or smaller or binary ones"))
             return
-        size = sum(map(len, parts))
-        self._job_bytes += size
+        held = own_bytes(parts)
+        self._job_bytes += held
 
         def counted(found: dict[str, bytes] | LaminaError) -> None:
-            self._job_bytes -= size
+            self._job_bytes -= held
             then(found)
 
-        self._waiting.append((CodecJob(operation, headers, params, size), parts, counted))
+        self._waiting.append((CodecJob(operation, headers, params, size_of(parts)), parts, counted))
         self.next_job()
 
     def next_job(self) -> None:

@@ -29,7 +29,7 @@ from lamina.gateway.routes.codec_pool import FLAT_BYTES, CodecPool, is_heavy_res
 from lamina.gateway.routes.problems import PROBLEM, answered, error_problem, respond_problem, stored_problem
 from lamina.gateway.routes.request_options import RequestOptions
 from lamina.gateway.routes.targets import CallTarget
-from lamina.ipc.sliced_copies import Parts
+from lamina.ipc.sliced_copies import Parts, size_of
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.state.trigger_starts import KEY_PREFIX
 from lamina.store import runs as stored
@@ -120,7 +120,8 @@ class RunRoutes:
             self._durable.accept(row, packed, key, digest, answered(exchange, done))
 
         def pack(digest: str) -> None:
-            self._durable.copies.join(pack_inputs(inputs), answered(exchange, partial(accept, digest)))
+            parts = pack_inputs(inputs)
+            self._durable.copies.join(parts, answered(exchange, partial(accept, digest)), size_of(parts))
 
         label = f"{target.kind}/{target.name}\n".encode()
         if size <= FLAT_BYTES:
