@@ -55,7 +55,9 @@ class GpuStage:
             self._theirs.shutdown(socket.SHUT_RDWR)
         os.close(worker.wake)
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, worker.woken)  # not closed: a model's thread may still wake it, and the number would be another file's
+        os.dup2(
+            nowhere, worker.woken, inheritable=False
+        )  # not closed: a model's thread may still wake it, and the number would be another file's
         os.close(nowhere)
 
     def tell(self, *frames: Any) -> None:

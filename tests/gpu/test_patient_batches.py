@@ -162,7 +162,7 @@ def test_a_caller_with_less_time_than_its_neighbours_take_is_refused_and_not_mad
     async def story(world: World) -> None:
         long, urgent = await world.paused("go")
         async with Browser(world.gateway.port) as browser:
-            late = await browser.post("/v1/functions/patient", {"x": [0.0, 0.0]}, **{"Lamina-Deadline-Ms": "100"})
+            late = await browser.post("/v1/functions/patient", {"x": [0.0, 0.0]}, **{"Lamina-Deadline-Ms": "600"})
         assert late.status == 429
         (tmp_path / "go").touch()
         assert (await urgent).status == 200 and (await long).status == 200
