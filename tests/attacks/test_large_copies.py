@@ -296,6 +296,7 @@ def test_what_a_run_holds_stays_until_its_result_has_been_copied(tmp_path: Path)
     assert not values._kept and not values._provided
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("path", ["/v1/functions/echo", "/v2/models/echo/infer"])
 def test_a_client_that_leaves_while_its_body_is_copied_leaves_nothing_behind(path: str) -> None:
     async def work() -> None:
