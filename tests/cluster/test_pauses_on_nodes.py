@@ -13,38 +13,13 @@ from typing import Any
 import pytest
 
 from tests.cluster.clusters import TestCluster, cluster
+from tests.gpu.patient_app import patient_app
 from tests.serving import Answer, Browser, run
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
-APP = """
-import pathlib, time
-import lamina
-from lamina import kernels
-
-app = lamina.App("tested")
-
-@kernels.numpy_kernel
-def plus_one(x, y):
-    time.sleep(0.01)
-    y[...] = x + 1
-
-@app.kernel_graph(gpu=lamina.GPU(1.0, required=True), slo="60s", scale=lamina.Scale(min=1, max=2))
-def patient(g):
-    buffer = g.input("x", "float32", (2,))
-    for place in range(120):
-        made = g.temporary(f"t{place}", "float32", (2,)) if place < 119 else g.output("y", "float32", (2,))
-        g.launch(plus_one, buffer, kernels.out(made))
-        buffer = made
-
-@app.function(gpu=lamina.GPU("1/4", required=True), slo="20s", scale=lamina.Scale(min=1, max=2))
-def urgent(path: str) -> str:
-    pathlib.Path(path + ".begun").touch()
-    while not pathlib.Path(path).exists():
-        time.sleep(0.001)
-    return path
-"""
+APP = patient_app(long="lamina.GPU(1.0, required=True)", short='lamina.GPU("1/4", required=True)', scale="min=1, max=2")
 
 
 @dataclass

@@ -60,10 +60,11 @@ def test_the_first_orders_of_events_keep_every_invariant_too():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 1000, 100))
-def test_every_order_of_events_keeps_every_invariant_where_batches_give_way_to_others(first):
-    """`python -m tests.soak preempting SEED` repeats one."""
+@pytest.mark.parametrize("world_of", [preempting_world_of, adopting_world_of])
+def test_every_order_of_events_keeps_every_invariant_where_batches_give_way_and_instances_are_adopted_at_work(first, world_of):
+    """`python -m tests.soak preempting SEED` repeats one, and `adopting SEED` one of the others."""
     for seed in range(first, first + 100):
-        ends_in_quiet_with_one_ending_for_each_call(seed, preempting_world_of)
+        ends_in_quiet_with_one_ending_for_each_call(seed, world_of)
 
 
 def test_the_first_orders_of_events_keep_every_invariant_where_batches_give_way_too():
@@ -71,14 +72,6 @@ def test_the_first_orders_of_events_keep_every_invariant_where_batches_give_way_
     started = [action for world in said for actions in world for action in actions if isinstance(action, do.StartBatch)]
     assert any(batch.gives_way for batch in started), "no batch has given way in any of these worlds"
     assert any(batch.overlaps and not batch.gives_way for batch in started), "and none has made another do so"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 1000, 100))
-def test_every_order_of_events_keeps_every_invariant_where_instances_are_adopted_at_work(first):
-    """`python -m tests.soak adopting SEED` repeats one."""
-    for seed in range(first, first + 100):
-        ends_in_quiet_with_one_ending_for_each_call(seed, adopting_world_of)
 
 
 def test_the_first_orders_of_events_keep_every_invariant_where_instances_are_adopted_at_work_too():

@@ -17,38 +17,13 @@ from lamina.bootstrap import open_local
 from lamina.core.policy import UnloadInstance
 from lamina.engines.composite import CompositeEngine
 from lamina.gateway.bootstrap import Gateway, open_gateway
+from tests.gpu.patient_app import patient_app
 from tests.serving import Answer, Browser, run, write_app
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
-APP = """
-import pathlib, time
-import lamina
-from lamina import kernels
-
-app = lamina.App("tested")
-
-@kernels.numpy_kernel
-def plus_one(x, y):
-    time.sleep(0.01)
-    y[...] = x + 1
-
-@app.kernel_graph(gpu=1.0, slo="60s", scale=lamina.Scale(min=1))
-def patient(g):
-    buffer = g.input("x", "float32", (2,))
-    for place in range(120):
-        made = g.temporary(f"t{place}", "float32", (2,)) if place < 119 else g.output("y", "float32", (2,))
-        g.launch(plus_one, buffer, kernels.out(made))
-        buffer = made
-
-@app.function(gpu="1/4", slo="20s", scale=lamina.Scale(min=1))
-def urgent(path: str) -> str:
-    pathlib.Path(path + ".begun").touch()
-    while not pathlib.Path(path).exists():
-        time.sleep(0.001)
-    return path
-"""
+APP = patient_app(long="1.0", short='"1/4"', scale="min=1")
 
 
 class World:

@@ -20,7 +20,7 @@ from lamina.core.workflow.journal_entry import JournalEntry
 from lamina.drivers.driver import Ending
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.errors import LaminaError
-from lamina.ipc.sliced_copies import SLICE_BYTES, Parts
+from lamina.ipc.sliced_copies import SLICE_BYTES, Parts, size_of
 from lamina.store import runs as stored
 from lamina.store.base import Store
 from lamina.store.runs import LoadedRun, RunRow
@@ -161,7 +161,7 @@ def pack_inputs(inputs: Mapping[str, Parts]) -> list[bytes | memoryview]:
     """Inputs as they are stored, in parts that need not be put together yet: what `msgspec.msgpack.encode` makes of them."""
     packed: list[bytes | memoryview] = [b"\xdf" + len(inputs).to_bytes(4, "big")]
     for name, parts in inputs.items():
-        packed += (msgspec.msgpack.encode(name), b"\xc6" + sum(map(len, parts)).to_bytes(4, "big"), *parts)
+        packed += (msgspec.msgpack.encode(name), b"\xc6" + size_of(parts).to_bytes(4, "big"), *parts)
     return packed
 
 

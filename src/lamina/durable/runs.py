@@ -37,7 +37,7 @@ from lamina.store import runs as stored
 from lamina.store.base import Done, Session, Store, Work
 from lamina.store.runs import LoadedRun, RunRow
 from lamina.units import show_count
-from lamina.values.references import ErrorInfo
+from lamina.values.references import ErrorInfo, stored_size
 
 log = logging.getLogger("lamina")
 
@@ -389,8 +389,7 @@ class DurableRuns:
     def _large_result(self, id: str) -> Blob | None:
         """The result of a run, where it is, if to copy it takes more than a turn of the loop has time for."""
         with contextlib.suppress(LaminaError):  # which is found again
-            result = self._driver.data.stored_result(id)
-            if (len(result) if isinstance(result, bytes) else result.size) > SLICE_BYTES:
+            if stored_size(self._driver.data.stored_result(id)) > SLICE_BYTES:
                 return self._driver.data.result(id)
         return None
 

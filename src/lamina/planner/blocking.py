@@ -350,7 +350,7 @@ def _is_shut_out(view: View, first: FunctionState, claim: Claim, device: Device)
 def is_pressed(left_us: int, time_us: int, way_us: int) -> bool:
     """Whether a job with so much time left may ask for units that are kept for others (`may_insist`): a second batch like its own
     would no longer be in time after the one before it."""
-    return left_us < 2 * time_us + way_us
+    return pressed_from_us(left_us, time_us, way_us) <= 0
 
 
 def pressed_from_us(due_us: int, time_us: int, way_us: int) -> int:

@@ -20,7 +20,7 @@ from lamina.core.actions import FailCall, ResolveData
 from lamina.core.events import DataResolved
 from lamina.core.workflow.error_policy import TASK_FAILED, Fault
 from lamina.core.workflow.flow import Each, Flow, Node, Parallel
-from lamina.values.references import ErrorInfo, Stored
+from lamina.values.references import ErrorInfo, Stored, stored_size
 
 INPUT = "input"
 """What the only parameter of such a workflow is called."""
@@ -290,10 +290,7 @@ class AslValues:
 
 def _encoded_bytes(value: Any) -> int:
     """Size of a value that is still encoded; what was decoded has been checked."""
-    if not isinstance(value, Encoded):
-        return 0
-    stored = value.stored
-    return len(stored) if isinstance(stored, bytes) else stored.size
+    return stored_size(value.stored) if isinstance(value, Encoded) else 0
 
 
 def seeded_random(question: ResolveData) -> random.Random:

@@ -81,6 +81,10 @@ Stored = bytes | ShmRef | DeviceRef
 """An encoded value, here or in shared memory, or one on a device or on another machine."""
 
 
+def stored_size(stored: Stored) -> int:
+    return len(stored) if isinstance(stored, bytes) else stored.size
+
+
 class ValuesExhausted(LaminaError):
     """No room for one more value of a run in flight."""
 

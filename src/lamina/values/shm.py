@@ -23,7 +23,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 
-from lamina.ipc.sliced_copies import Parts, pieces_of
+from lamina.ipc.sliced_copies import Parts, pieces_of, size_of
 from lamina.values.references import MAX_SLOT, ShmRef
 from lamina.values.shm_directory import BadSlot, has_spill, is_foreign, slot_path, spill_path
 
@@ -144,7 +144,7 @@ class ShmPool(RefCountedSlots):
 
     def fill(self, parts: Parts) -> Generator[int, None, ShmRef | None]:
         """The same in steps, each of which yields how many bytes it has copied."""
-        ref = self._take(sum(map(len, parts)), in_steps=True)
+        ref = self._take(size_of(parts), in_steps=True)
         if ref is None:
             return None
         at, mapped = 0, self._maps[ref.slot]

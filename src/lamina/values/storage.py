@@ -14,7 +14,7 @@ from typing import Any, overload
 from lamina import encoding
 from lamina.core.workflow.flow import Flow, Node
 from lamina.errors import BadValue
-from lamina.ipc.sliced_copies import Parts, pieces_of
+from lamina.ipc.sliced_copies import Parts, pieces_of, size_of
 from lamina.values.asl_values import AslRun
 from lamina.values.flow_analysis import FlowAnalysis
 from lamina.values.references import ErrorInfo, ShmRef, Stored
@@ -43,7 +43,7 @@ class ValueStorage:
 
     def store_in_steps(self, parts: Parts, put: Callable[[Stored], None]) -> Iterator[int]:
         """Store a large value in steps, each of which yields how many bytes it has copied; the last one gives it to `put`."""
-        if self._pool is not None and sum(map(len, parts)) > INLINE_BYTES:
+        if self._pool is not None and size_of(parts) > INLINE_BYTES:
             ref = yield from self._pool.fill(parts)
             if ref is not None:
                 put(ref)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 from lamina.access.records import Identity
@@ -17,7 +18,7 @@ from lamina.gateway.oip.model_catalog import ServedModel
 from lamina.gateway.oip.reflection import Reflection
 from lamina.gateway.oip.schema import HEALTH_CHECK, HEALTH_SERVICE, load_health_schema, load_schema
 from lamina.gateway.oip.tensors import InputTensor, OutputTensor, RawBytes, join_bytes
-from lamina.gateway.routes.codec_pool import MAX_FIELDS
+from lamina.gateway.routes.codec_pool import MAX_FIELDS, RAW_INPUT_TAG, message_fields
 from lamina.gateway.routes.problems import HttpProblem
 from lamina.server.grpc import LARGE_MESSAGE, GrpcMethod, OnDone, OnMessage, RpcContext, RpcError, SerializedMessage
 
@@ -26,7 +27,6 @@ GRPC_STATUS = {400: 3, 401: 16, 403: 7, 404: 5, 405: 12, 409: 9, 413: 8, 422: 3,
 
 _INTERNAL = 13
 _RAW_OUTPUT_TAG = bytes((6 << 3 | 2,))  #: of `raw_output_contents`, which has a length
-_RAW_INPUT_TAG = 7 << 3 | 2  #: of `raw_input_contents`
 _INFER_REQUEST = "ModelInferRequest"
 _FINAL = "triton_final_response"
 _WANTS_FINAL = "triton_enable_empty_final_response"
@@ -169,7 +169,7 @@ class LargeInferRequest:
     def SerializeToString(self) -> bytes:
         parts = [self._message.SerializeToString()]
         for data in self.raw_input_contents:
-            parts += [bytes((_RAW_INPUT_TAG,)), _varint(len(data)), data]
+            parts += [bytes((RAW_INPUT_TAG,)), _varint(len(data)), data]
         return b"".join(parts)
 
 
@@ -182,23 +182,15 @@ def parse_infer(data: bytes) -> Any:
 
 def _split_raw_contents(data: bytes) -> tuple[bytes, list[memoryview]] | None:
     """A message without its raw tensors, and those; None if it is not made of a few fields with a length."""
-    view, rest, raw, at = memoryview(data), [], [], 0
-    for _ in range(MAX_FIELDS):
-        start, tag, size, shift, more = at, view[at], 0, 0, True
-        while more and at + 1 < len(view) and shift < 35:
-            at += 1
-            size |= (view[at] & 0x7F) << shift
-            more, shift = view[at] >= 0x80, shift + 7
-        at += 1
-        end = at + size
-        if more or tag & 0x87 != 2 or end > len(view):  # the parser says what is wrong with it
+    view, rest, raw = memoryview(data), [], []
+    for tag, start, at, end, is_cut in islice(message_fields(view), MAX_FIELDS):
+        if is_cut or tag & 0x87 != 2 or end > len(view):  # the parser says what is wrong with it
             return None
-        if tag == _RAW_INPUT_TAG:
+        if tag == RAW_INPUT_TAG:
             raw.append(view[at:end])
         else:
             rest.append(view[start:end])
-        at = end
-        if at == len(view):
+        if end == len(view):
             return b"".join(rest), raw
     return None
 

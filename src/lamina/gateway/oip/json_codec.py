@@ -17,7 +17,7 @@ from lamina.errors import BadValue
 from lamina.gateway.oip.json_tensors import to_list, to_raw
 from lamina.gateway.oip.model_catalog import ServedModel
 from lamina.gateway.oip.tensors import InputTensor, OutputTensor, element_count
-from lamina.ipc.sliced_copies import Parts
+from lamina.ipc.sliced_copies import Parts, size_of
 
 LENGTH = b"inference-header-content-length"
 MAX_INPUTS = 1_024
@@ -177,7 +177,7 @@ def encode_response(model: ServedModel, request: DecodedRequest, outputs: list[O
     """Body, in parts that are not put together yet; content type, and a header line that says where the JSON ends."""
     binary = [is_binary_output(request, output.name) for output in outputs]
     parts, size = _encoded(model.name, model.version, request.id, outputs, binary)
-    return parts, *response_kind(sum(map(len, parts)), size)
+    return parts, *response_kind(size_of(parts), size)
 
 
 def response_kind(size: int, json_size: int) -> tuple[bytes, bytes]:

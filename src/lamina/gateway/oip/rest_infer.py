@@ -42,7 +42,7 @@ from lamina.gateway.oip.tensors import InputTensor, OutputTensor, join_bytes
 from lamina.gateway.routes.codec_pool import FLAT_BYTES, INLINE_BYTES, CodecPool, is_heavy_json
 from lamina.gateway.routes.http_codec import JSON, reply_headers
 from lamina.gateway.routes.problems import HttpProblem, defect_problem, error_problem
-from lamina.ipc.sliced_copies import own_bytes
+from lamina.ipc.sliced_copies import own_bytes, size_of
 from lamina.sdk.tensors import Port
 from lamina.server.compression import compress
 from lamina.server.exchange import Exchange, HttpRequest
@@ -132,7 +132,7 @@ def _infer(
         except LaminaError as error:
             respond_error(exchange, error_problem(error, reply.call_id))
             return
-        if codecs is not None and sum(map(len, parts)) > FLAT_BYTES:
+        if codecs is not None and size_of(parts) > FLAT_BYTES:
             whole = _answered(exchange, lambda content: respond(content, kind, extra, reply))
             codecs.copies.join(parts, whole, own_bytes(parts))
         else:

@@ -54,7 +54,8 @@ PIECE_TEXT_BYTES = 384 * 2**10
 
 MAX_PARTS = 20_000
 MAX_FIELDS = 1_000
-_LENGTH_DELIMITED, _RAW_INPUT_CONTENTS = 2, 7  #: in protobuf, and in the protocol's requests
+_LENGTH_DELIMITED = 2  #: in protobuf
+RAW_INPUT_TAG = 7 << 3 | _LENGTH_DELIMITED  #: of `raw_input_contents` in the protocol's requests
 _MULTIPART_BYTES = 2**20
 _INFER = ("ModelInfer", "ModelStreamInfer")
 _SEND_LESS = "send less at a time, or binary"
@@ -193,17 +194,25 @@ def is_heavy_message(message: bytes) -> bool:
     """Whether a gRPC request has more than its raw tensors: each of many parts would become an object."""
     if len(message) <= INLINE_BYTES:
         return False
-    at = fields = raw_bytes = 0
-    while at < len(message) and fields <= MAX_FIELDS:
-        tag, size, shift, more, at = message[at], 0, 0, True, at + 1
+    raw_bytes = 0
+    for count, (tag, _, at, end, _) in enumerate(message_fields(message)):
+        if count == MAX_FIELDS or tag & 7 != _LENGTH_DELIMITED:
+            return True
+        raw_bytes += end - at if tag == RAW_INPUT_TAG else 0
+    return len(message) - raw_bytes > INLINE_BYTES
+
+
+def message_fields(message: encoding.Blob) -> Iterator[tuple[int, int, int, int, bool]]:
+    """Fields of a protobuf message, if each has a length and a tag of one byte: the tag, where the field begins, where its data
+    begin and end, and whether their size is cut off. Nothing is checked."""
+    start = 0
+    while start < len(message):
+        size, shift, more, at = 0, 0, True, start + 1
         while more and at < len(message) and shift < 35:
             size |= (message[at] & 0x7F) << shift
             more, shift, at = message[at] >= 0x80, shift + 7, at + 1
-        if tag & 7 != _LENGTH_DELIMITED:
-            return True
-        raw_bytes += size if tag >> 3 == _RAW_INPUT_CONTENTS else 0
-        fields, at = fields + 1, at + size
-    return fields > MAX_FIELDS or len(message) - raw_bytes > INLINE_BYTES
+        yield message[start], start, at, at + size, more
+        start = at + size
 
 
 def is_heavy_row(blob: encoding.Blob) -> bool:

@@ -29,6 +29,7 @@ from lamina.drivers.realtime import RealtimeDriver
 from lamina.gateway.observability.gauges import CacheCounters
 from lamina.gateway.routes.targets import CallTarget, TargetRegistry
 from lamina.types import Call
+from lamina.values.references import stored_size
 
 MAX_INPUT_BYTES = 2 * 2**20
 """Larger inputs are not cached: to hash them holds up other requests, and they seldom come twice."""
@@ -169,7 +170,7 @@ class PredictionCache:
         """As `RealtimeDriver.submit`: `on_end` is called once, with the result in `driver.data`."""
         key = None
         is_fresh, is_kept = _cache_control(headers.get(b"cache-control", b"") if headers is not None else b"")
-        is_small = sum([len(one) if type(one) is bytes else one.size for one in inputs.values()]) <= MAX_INPUT_BYTES
+        is_small = sum(map(stored_size, inputs.values())) <= MAX_INPUT_BYTES
         if is_kept and is_small and self._is_settled(target.name):
             inputs = self._driver.data.copied(inputs)
             key = (call.tenant, target.name, target.version, _digest(inputs))

@@ -322,7 +322,7 @@ def _digest(label: bytes, inputs: Mapping[str, Parts]) -> str:
     """Tells runs of one idempotency key apart. Of large inputs it is made by a thread: the interpreter is not held meanwhile."""
     digest = hashlib.blake2b(label, digest_size=16)
     for name, parts in sorted(inputs.items()):
-        digest.update(b"%d %s %d " % (len(name), name.encode(), sum(map(len, parts))))
+        digest.update(b"%d %s %d " % (len(name), name.encode(), size_of(parts)))
         for part in parts:
             digest.update(part)
     return digest.hexdigest()
