@@ -20,7 +20,7 @@ from lamina.durable.recovery import pack_inputs
 from lamina.gateway.bootstrap import ListenConfig, open_gateway
 from lamina.gateway.oip.grpc_methods import LargeInferRequest, decode_tensors, parse_infer
 from lamina.gateway.oip.schema import load_schema
-from lamina.gateway.routes.codec_pool import ReceivedParts
+from lamina.gateway.routes.codec_pool import CodecPool, ReceivedParts
 from lamina.gateway.routes.http_codec import VALUE, decode_inputs, decode_parts
 from lamina.ipc.sliced_copies import PIECE_BYTES, SLICE_BYTES, SlicedCopies
 from lamina.sdk.binding import Param
@@ -228,6 +228,15 @@ def test_c1_bodies_that_wait_to_be_copied_are_counted() -> None:
 
     run(work)
     assert seen and seen[0] >= SIZE
+
+
+@pytest.mark.parametrize(("operation", "counted"), [("split", SIZE), ("infer", SIZE), ("join", 0), ("result", 0)])
+def test_c1_views_of_requests_that_wait_for_a_codec_process_are_counted_and_those_of_results_are_already(
+    operation: str, counted: int
+) -> None:
+    codecs = CodecPool(processes=0)
+    codecs.submit(operation, {}, [memoryview(WHOLE)], lambda found: None)
+    assert codecs.held_bytes == counted
 
 
 # ------------------------------------------------------------------------------ the same values

@@ -275,6 +275,10 @@ def _skip_leaf(body: encoding.Blob, at: int) -> int:
 # ------------------------------------------------------------------------------- the server's side
 
 
+_OF_RESULTS = frozenset(("result", "join", "text"))
+"""Operations on results: views of those count as values of a run. Views of a request are of a body that nothing else counts."""
+
+
 class CodecPool:
     """A few codec processes, started when they are first needed, and one line of jobs for all of them."""
 
@@ -324,7 +328,7 @@ class CodecPool:
         if self._is_closed or len(self._waiting) >= MAX_WAITING:
             then(CodecOverloaded("too many large bodies at once", hint="send fewer, or smaller or binary ones"))
             return
-        held = own_bytes(parts)
+        held = own_bytes(parts) if operation in _OF_RESULTS else size_of(parts)
         self._job_bytes += held
 
         def counted(found: dict[str, bytes] | LaminaError) -> None:
