@@ -358,6 +358,24 @@ def test_a_call_that_was_admitted_and_dropped_was_not_served():
     assert dropped._satisfied(("f", "")) == pytest.approx(rejected._satisfied(("f", "")))
 
 
+def test_a_call_on_units_that_would_stand_idle_is_no_part_of_the_share():
+    shedder = demand_on(LoadShedder(), 5, 1.0, {"heavy": 100, "twin": 100})
+    for number in range(50):
+        shedder.on_admitted(6_000 * MS, Call(f"{number}", "heavy", 0), is_spare=True)
+    assert shedder.delay_us(6_000 * MS, Call("c", "heavy", 0)) == 0
+
+
+def test_a_device_on_which_admitted_calls_are_dropped_is_not_idle_however_many_units_are_free():
+    """Units that are too few for what waits, or kept from it, are no room for more."""
+    asked = {"heavy": 100, "twin": 100}
+    idle, dropping = (demand_on(LoadShedder(), 1, 0.5, asked) for _ in range(2))
+    for shedder in (idle, dropping):
+        shedder.record_utilisation("gpu0", 0.5)
+    dropping.on_dropped(Call("c", "heavy", 0), ["gpu0"])
+    assert demand_on(dropping, 1, 0.5, asked).is_overloaded
+    assert not demand_on(idle, 1, 0.5, asked).is_overloaded
+
+
 def test_nothing_is_kept_on_an_overloaded_device_for_what_asks_for_more_than_its_share():
     shedder = demand_on(LoadShedder(), 5, 1.0, {"light": 75, "heavy": 100})
     assert shedder.shed_on("gpu0") == {"heavy"}

@@ -45,6 +45,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 REPLACED: dict[str, dict[str, Any]] = {
     "admission": {f"{FRONTIER}.Policy.admit": lambda policy, view, call: Admitted(0)},
     "sharing of what is shed": {f"{FRONTIER}.load_shedding.LoadShedder.is_tight": lambda *args: False},
+    "units that would stand idle": {f"{FRONTIER}.Policy._at_once_us": lambda *args: 0},
     "room for what asks for less": {f"{FRONTIER}.load_shedding.LoadShedder.roomy_us": lambda *args: 0},
     "a call's own work in estimates": {f"{FRONTIER}.backlog.BacklogModel._own_work": lambda *args: 0.0},
     "blocking rule": {"lamina.planner.blocking.BlockingRule.kept_units": lambda *args: 0},

@@ -46,8 +46,8 @@ CLOSED_LOOP = 0.5
 """From this share of clients that resubmit at once on, they count as closed-loop clients."""
 
 
-CROWD = 8
-"""Batches that wait: with fewer, those without room on what is free are worth a larger slice that will be."""
+CROWD = 2
+"""Batches that wait: with no more, those without room on what is free are worth a larger slice that will be."""
 
 
 # ------------------------------------------------------------------------ members
