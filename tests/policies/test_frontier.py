@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina.core.actions import Load, Reject, StartBatch
+from lamina.core.actions import Load, Reject, Reply, StartBatch
 from lamina.core.events import CallArrived, Deployed, DeviceJoined
 from lamina.core.workflow.flow import Each, Flow, Parallel, Task, Wait
 from lamina.policies import edf, frontier
@@ -596,3 +596,14 @@ def test_a_batch_whose_cheapest_slice_would_block_others_starts_on_a_larger_one(
     script.given(*functions, devices=[BIG_GPU], policy=frontier.Policy(), takes=takes)
     script.at(100_000).arrives("c", target="patient", within_us=60_000_000)
     assert [batch.function for batch in script.batches] == ["patient"]
+
+
+def test_a_function_that_keeps_a_home_of_a_size_it_no_longer_asks_for_is_loaded_anew(script: Script):
+    """Batches of five units are not weighed where an eighth is asked for: its calls would wait beside an idle device."""
+    scale = ScaleSpec(min=1)
+    before = a_function(home=True, share=5 / 8, scale=scale)
+    script.given(before, devices=[BIG_GPU], policy=frontier.Policy(), takes={"f": 10 * MS}, engine=True)
+    script.tell(Deployed((a_function(share=1 / 8, scale=scale),), ()))
+    script.arrives("c")
+    script.at(3_000 * MS)
+    assert "c" in [action.call_id for _, action in script.said if isinstance(action, Reply)]
