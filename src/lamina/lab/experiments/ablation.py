@@ -55,6 +55,7 @@ REPLACED: dict[str, dict[str, Any]] = {
     "probes past the margin": {f"{FRONTIER}.allows_probe": lambda *args: False},
     "look-ahead over the workflow": {f"{FRONTIER}.workflow_plans.PlanCache.step_plan": lambda *args: None},
     "dropping runs that cannot be in time": {f"{FRONTIER}.run_feasibility.RunFeasibility.is_infeasible": lambda *args: False},
+    "hope for the usual time": {f"{FRONTIER}.Policy._may_hope": lambda *args: False},
     "feedback on delayed batches": {f"{FRONTIER}.batch_planner.BatchingFeedback.should_wait": lambda *args: True},
     "passing over an urgent head": {f"{FRONTIER}.batch_planner._passed_over": lambda function, late, slots, now_us, from_us: 0},
     "waiting for a cheaper slot elsewhere": {f"{FRONTIER}.cheaper_upcoming_slots": lambda *args: []},

@@ -38,6 +38,7 @@ from lamina.policies.frontier import explain
 from lamina.policies.frontier.autoscaler import FrontierAutoscaler
 from lamina.policies.frontier.backlog import EXACT, BacklogModel
 from lamina.policies.frontier.batch_planner import (
+    PASS_OVER,
     BatchingFeedback,
     BatchPlanner,
     NextBatch,
@@ -177,8 +178,9 @@ class Policy:
             self._backlog.on_call_arrived(flow, call)
             estimate_us = self._estimator.workflow_estimate_us(view, flow, allowed_us, shedder.is_overloaded)
         needed_us = int(estimate_us * (1 + self.margin)) + margin_us if estimate_us else 0
-        if needed_us > allowed_us >= estimate_us + margin_us and estimate_us <= self._estimator.alone_us(view, flow, allowed_us):
-            needed_us = estimate_us + margin_us  # a margin is for what comes before a call: there is nothing
+        if needed_us > allowed_us >= estimate_us + margin_us:  # a margin is for what comes before a call
+            ahead_us = estimate_us - self._estimator.alone_us(view, flow, allowed_us)
+            needed_us = estimate_us + int(self.margin * max(0, ahead_us)) + margin_us
         if needed_us > allowed_us and not allows_probe(view, flow, needed_us - margin_us, allowed_us):
             return needed_us, estimate_us, False
         if has_goal:
@@ -266,7 +268,7 @@ class Policy:
         if fastest_us < 0:  # it is loaded nowhere; when it is, it is asked about again
             return Defer(name, NEVER_US, NEVER_US, why=explain.NOT_LOADED)
         head = queue.head()
-        if head.expires_us < now_us + soonest_us:
+        if head.expires_us < now_us + soonest_us and not self._may_hope(view, function, head):
             self._shedder.on_dropped(head.run.call, function.instances_by_device)
             self._autoscaler.on_lost(name)
             self._tables.doubt(name)
@@ -336,6 +338,17 @@ class Policy:
             if cheaper:
                 return self._commit(view, batch, cheaper)
         return self._start(view, batch, chosen, config, slots)
+
+    def _may_hope(self, view: View, function: FunctionState, job: Job) -> bool:
+        """Whether a job that might be too late is in time if its batch takes no longer than batches usually do, and the slice for
+        that is no dearer than others: large ones have better to do."""
+        for hosts in self._tables.warm_hosts(view, function):
+            fastest, cheapest = hosts.table.fastest, hosts.table.cheapest_within(1, NEVER_US)
+            if fastest is None or cheapest is None or fastest.cost > PASS_OVER * cheapest.cost:
+                continue
+            if view.now_us + hosts.way_us + int(fastest.time_us * function.usual_part) <= job.expires_us:
+                return True
+        return False
 
     def _choose(self, view: View, batch: NextBatch, slots: list[CandidateSlot], cost_limit: float) -> BatchDecision:
         """The cheapest configuration in time that blocks no function beside it."""
@@ -458,7 +471,7 @@ class Policy:
         us = slot.table.latency_us(config.batch, units, config.cores)
         if slot.device.spec.link_mib_per_s:
             us += view.transfer_us(chosen, slot.device)
-        end_us = slot.at_us + us
+        end_us = slot.at_us + int(us * function.usual_part)
         for job in chosen:
             if job.expires_us >= end_us:
                 break
