@@ -105,10 +105,7 @@ class LeaderConnection:
     async def open(self, tls: ssl.SSLContext | None) -> None:
         """Connect, and be welcomed. Raises `LaminaError` or `OSError`."""
         host, port = split_address(self.address)
-        made = FrameLink(to_agent_reader(), lambda link: None, self._on_frame, self._on_closed)
-        await asyncio.get_running_loop().create_connection(
-            lambda: made, host, port, ssl=tls, server_hostname=host if tls else None
-        )
+        made = await FrameLink.connect(host, port, tls, to_agent_reader(), self._on_frame, self._on_closed)
         self._link = made
         if tls is None:
             self._host = made.peer

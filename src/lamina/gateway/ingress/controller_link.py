@@ -283,10 +283,7 @@ class ControllerLink(asyncio.Protocol):
 
     def _on_release(self, frame: ReleaseSlots) -> None:
         assert self._pool is not None
-        for slot in frame.retired:
-            self._pool.retire(slot)
-        for slot in (*frame.slots, *frame.retired):
-            self._pool.free(slot)
+        self._pool.release(frame)
 
     # -------------------------------------------------------------------- the socket
 

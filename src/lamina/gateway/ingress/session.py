@@ -42,16 +42,11 @@ from lamina.gateway.ingress.messages import (
     RpcRequest,
     SlotPayload,
     SocketAccepted,
-    SocketClose,
-    SocketInput,
     SocketLeft,
-    SocketMessage,
-    SocketTaken,
     TenantFound,
     TenantLookup,
     ingress_reader,
     pack_messages,
-    socket_data,
 )
 from lamina.gateway.ingress.throttle import UNKNOWN_TENANT, HostThrottle
 from lamina.gateway.oip.grpc_service import GrpcMethods
@@ -62,7 +57,7 @@ from lamina.gateway.routes.problems import PROBLEM, HttpProblem, defect_problem,
 from lamina.gateway.routes.router import Router
 from lamina.ipc.child_process import ChildProcess, ProcessSpec
 from lamina.ipc.event_loop import clock_us
-from lamina.ipc.framing import FrameError
+from lamina.ipc.framing import FrameError, SocketClose, SocketMessage, SocketTaken
 from lamina.server.drain_watch import piece_cost
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.grpc import RpcContext, RpcError
@@ -237,9 +232,9 @@ class RemoteSocket(MessageSocket):
 
     def send(self, message: str | bytes) -> None:
         if self._is_open:
-            data, is_text = socket_data(message)
-            self._on_sent(data)
-            self._session.send(SocketMessage(self._number, data, is_text))
+            sent = SocketMessage.of(self._number, message)
+            self._on_sent(sent.data)
+            self._session.send(sent)
 
     def taken(self, count: int) -> None:
         if self._is_open:
@@ -293,7 +288,7 @@ class IngressSession:
             RequestHead: self._on_head,
             ReplyConsumed: self._on_reply_consumed,
             ClientGone: self._on_client_gone,
-            SocketInput: self._on_socket_input,
+            SocketMessage: self._on_socket_input,
             SocketLeft: self._on_socket_left,
             ForwardedRequest: self._on_forwarded,
             RpcRequest: self._on_rpc,
@@ -443,7 +438,7 @@ class IngressSession:
             raise FrameError(f"head {number} was never sent")
         return head
 
-    def _on_socket_input(self, message: SocketInput) -> None:
+    def _on_socket_input(self, message: SocketMessage) -> None:
         socket = self.sockets.get(message.number)
         if socket is not None:
             socket.receive(message.message)

@@ -24,7 +24,7 @@ import msgspec
 from lamina import encoding
 from lamina.access.authorization import Grant
 from lamina.drivers.engine import MessageStream
-from lamina.errors import BadValue, Conflict, FunctionFailed, LaminaError, NotFound, Refused, UnknownTarget
+from lamina.errors import BadValue, Conflict, FunctionFailed, LaminaError, NotFound, Refused
 from lamina.gateway.routes.calls import CallHandler
 from lamina.gateway.routes.codec_pool import CodecTooLarge, check_light
 from lamina.gateway.routes.http_codec import JSON, VALUE, DecodedBody, decode_inputs, parse_query, query_int
@@ -338,9 +338,7 @@ class SessionRoutes:
         return session
 
     def _target(self, grant: Grant, name: str) -> CallTarget:
-        target = self._targets.by_path.get(f"/v1/functions/{name}".encode("latin-1", "replace"))
-        if target is None or not grant.sees(target.tenant):
-            raise UnknownTarget(f"no function {name[:80]!r}", hint="GET /v1/functions lists them")
+        target = self._targets.function_for(grant, name)
         if self._process.refusal is not None:
             raise self._process.refusal()
         return target if target.split is None else target.split.stable

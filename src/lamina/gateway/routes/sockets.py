@@ -22,7 +22,7 @@ import msgspec
 from lamina import encoding
 from lamina.access.authorization import Grant
 from lamina.drivers.engine import MessageStream
-from lamina.errors import BadValue, LaminaError, Unauthorized, UnknownTarget
+from lamina.errors import BadValue, LaminaError, Unauthorized
 from lamina.gateway.observability import logs
 from lamina.gateway.routes.calls import CallHandler
 from lamina.gateway.routes.codec_pool import CodecTooLarge, is_heavy_json
@@ -224,9 +224,7 @@ class SocketRoutes:
             begin(lambda: encode_inputs(query_inputs(request.query, params)), len(request.query))
 
     def _target(self, request: HttpRequest, grant: Grant, name: str) -> CallTarget:
-        target = self._targets.by_path.get(f"/v1/functions/{name}".encode("latin-1"))
-        if target is None or not grant.sees(target.tenant):
-            raise UnknownTarget(f"no function {name[:80]!r}", hint="GET /v1/functions lists them")
+        target = self._targets.function_for(grant, name)
         if self._process.refusal is not None:
             raise self._process.refusal()
         if b"prefer" in request.headers:
