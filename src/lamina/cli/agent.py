@@ -70,7 +70,7 @@ def command(**options: Any) -> int:
     from lamina.gateway.observability import logs
     from lamina.ipc.child_process import adopt_orphans, kill_orphans
     from lamina.server.async_stderr import async_stderr
-    from lamina.server.http1 import event_loop_factory
+    from lamina.server.http_server import event_loop_factory
 
     grace_s = parse_us(options["grace"], "--grace") / 1e6
     with async_stderr():

@@ -60,7 +60,7 @@ def command(**options: Any) -> int:
     from lamina.gateway.ingress.front_door import FrontDoor
     from lamina.gateway.observability import logs
     from lamina.server.async_stderr import async_stderr
-    from lamina.server.http1 import event_loop_factory
+    from lamina.server.http_server import event_loop_factory
 
     async def serve() -> None:
         stop = asyncio.Event()

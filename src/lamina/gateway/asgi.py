@@ -28,7 +28,7 @@ from lamina.sdk.app import App
 from lamina.sdk.app_loader import source_of
 from lamina.server.compression import BodyTooLarge
 from lamina.server.exchange import PAGE_POLICY, Exchange, HttpRequest
-from lamina.server.http1 import HttpServer
+from lamina.server.http_server import HttpServer
 from lamina.server.memory_budget import CONNECTION_BYTES, MemoryBudget, MemoryCharge, address_key
 from lamina.server.origins import OriginPolicy, parse_origins
 from lamina.server.request_parser import SINGLE_HEADERS

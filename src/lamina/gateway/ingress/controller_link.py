@@ -42,7 +42,7 @@ from lamina.gateway.ingress.throttle import UNKNOWN_TENANT, CallPacer, TenantSha
 from lamina.ipc.event_loop import clock_us
 from lamina.ipc.framing import FrameError
 from lamina.server.exchange import HttpRequest
-from lamina.server.http1 import OnHeadChecked
+from lamina.server.http_server import OnHeadChecked
 from lamina.values.references import NodeRef, ReleaseSlots, ShmRef
 from lamina.values.shm import ShmPool, ShmReader
 

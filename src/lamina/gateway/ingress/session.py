@@ -61,7 +61,7 @@ from lamina.ipc.framing import FrameError, SocketClose, SocketMessage, SocketTak
 from lamina.server.drain_watch import piece_cost
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.grpc import RpcContext, RpcError
-from lamina.server.http1 import HeadCheck
+from lamina.server.http_server import HeadCheck
 from lamina.server.websocket import ABNORMAL, NORMAL, MessageSocket, OnSocketClose, OnSocketMessage, check_handshake
 from lamina.values.references import ShmRef, Stored
 from lamina.values.slot_refs import SlotReferences, WorkerSlots

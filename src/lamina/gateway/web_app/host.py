@@ -38,7 +38,7 @@ from lamina.gateway.web_app.messages import (
 from lamina.ipc.framing import FrameError, SocketClose, SocketMessage, SocketTaken, StopProcess, pack
 from lamina.sdk.app_loader import load_app
 from lamina.server.drain_watch import piece_cost
-from lamina.server.http1 import event_loop_factory
+from lamina.server.http_server import event_loop_factory
 
 log = logging.getLogger("lamina")
 

@@ -36,7 +36,7 @@ from lamina.ipc.child_process import ChildProcess, ProcessSpec, exit_reason
 from lamina.ipc.framing import FrameError, SocketClose, SocketMessage, SocketTaken, pack
 from lamina.server.drain_watch import DrainWatch
 from lamina.server.exchange import Exchange, HttpRequest
-from lamina.server.http1 import HttpServer
+from lamina.server.http_server import HttpServer
 from lamina.server.memory_budget import MemoryBudget, MemoryCharge
 from lamina.server.websocket import MessageSocket, UnreadWindow
 
