@@ -33,6 +33,7 @@ class PlainSlice:
         import torch
 
         self.mask, self.torch_stream = mask, torch.cuda.Stream()
+        self.sms = torch.cuda.get_device_properties(0).multi_processor_count
         self.stream = self.torch_stream.cuda_stream
         self._streams = [self.torch_stream]
 

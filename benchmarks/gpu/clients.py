@@ -21,6 +21,7 @@ from benchmarks.gpu.lanes import percentile
 from benchmarks.gpu.server import once, post, read, served
 
 CLIENTS, PROCESSES, UNDER_MPS, SECONDS = (1, 4, 16, 64), (1, 16), (16,), 2.0
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 BODY = json.dumps({"x": [0.5] * 256}).encode()
 
 
@@ -65,7 +66,7 @@ def run(bench: Bench) -> None:
             fair = jain([float(len(some)) for some in found])
             bench.report.add(f"{count} clients by kernel graphs: fairness (Jain)", fair, "", least=0.95)
     for is_mps in (False, True):
-        environment = mps() if is_mps else dict(os.environ)
+        environment = mps() if is_mps else {key: value for key, value in os.environ.items() if key != QUEUES}
         if environment is None:
             continue
         for count in UNDER_MPS if is_mps else PROCESSES:
@@ -80,7 +81,7 @@ def mps_folders() -> dict[str, str]:
 
 def mps() -> dict[str, str] | None:
     os.makedirs("/tmp/lamina-mps", exist_ok=True)
-    environment = {key: value for key, value in mps_folders().items() if key != "CUDA_DEVICE_MAX_CONNECTIONS"}
+    environment = {key: value for key, value in mps_folders().items() if key != QUEUES}
     try:
         subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True, capture_output=True, env=environment, timeout=10)
     except (OSError, subprocess.SubprocessError) as error:
@@ -118,11 +119,12 @@ def client() -> None:
     import torch
 
     from benchmarks.gpu.graphs_app import app
+    from lamina.gpu.driver import CudaDriver
     from lamina.gpu.executor import open_executor
     from lamina.gpu.loaded_function import model_work
-    from lamina.gpu.slicers import open_slicer
+    from lamina.gpu.slicers.green import GreenSlicer
 
-    slicer = open_slicer("green")
+    slicer = GreenSlicer(driver=CudaDriver(0))  # with the driver's own number of queues: of 32 each there is not enough for all
     executor = open_executor(slicer)
     model = app.functions["recur"].open().model
     assert model is not None

@@ -328,7 +328,7 @@ def serve(bench: Bench, start: str, *options: str) -> None:
         most = 25 if start == "first" else 12 if start.startswith("second") else None
         bench.report.add(f"{start} start: all have answered", times[-1], "s", **({"most": most} if most else {}), mean_ms=loads)
         alone_mib = device_mib() - idle_mib
-        until(url, 16 if start == "first" else 4)
+        until(url, 16 if start == "first" else 8)
         settled = {"graphs": status(url).get("graphs"), "standing_by": standing_by(url)}
         weights_mib = int(status(url)["weights_mib"])
         host, used = host_mib(pid), device_mib() - idle_mib

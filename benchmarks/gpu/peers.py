@@ -11,6 +11,8 @@ import os
 import subprocess
 import sys
 import time
+import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +20,7 @@ from pathlib import Path
 from benchmarks.gpu.common import Bench
 from benchmarks.gpu.lanes import percentile
 from benchmarks.gpu.live import GOAL_S, settle
-from benchmarks.gpu.server import load, once, request, served
+from benchmarks.gpu.server import load, on_cores, once, request, served
 from benchmarks.gpu.zoo import FIVE
 
 LAMINA_RATES = os.environ.get("LAMINA_RATES", "400 600 800 1000 1200").split()
@@ -26,6 +28,8 @@ RATES = {"lamina": tuple(map(int, LAMINA_RATES)), "litserve": (50, 100, 200, 300
 BEYOND = {1.2: 0.95, 1.5: 0.95, 1.75: 0.93, 5.0: 0.9}
 """Times the best goodput that is offered, and the part of it that is to be kept."""
 SECONDS = 2.0
+PROFILES = os.environ.get("LAMINA_PROFILES")
+"""A folder for where the threads of server and executor spend their time at the best rate (py-spy, collapsed stacks)."""
 KINDS = ("ingress", "executor", "codec", "worker")
 LITSERVE_PORT = 8791
 
@@ -36,8 +40,14 @@ def run(bench: Bench) -> None:
             once(port, request(name, patient=True))
         settle(url)
         best = _sweep(bench, "lamina", port, pid)
+        if PROFILES:
+            with _profiled(pid):
+                _attempt(bench, "lamina", port, pid, round(best))
         for times, kept in BEYOND.items():
             found = _attempt(bench, "lamina", port, pid, round(times * best))
+            if PROFILES and times in (1.5, 5.0):
+                with _profiled(pid, f"-{times:g}"):
+                    _attempt(bench, "lamina", port, pid, round(times * best))
             bench.report.add(f"lamina, {times:g} times its best offered: goodput kept", round(found / best, 3), "x", least=kept)
     if "litserve" not in os.environ.get("LAMINA_PEERS", "lamina litserve"):
         return
@@ -52,9 +62,11 @@ def _sweep(bench: Bench, server: str, port: int, pid: int) -> float:
 
 def _attempt(bench: Bench, server: str, port: int, pid: int, rate: int) -> float:
     """Calls a second of each model within the goal."""
-    before = cpu_seconds(pid)
-    found = [one for seed in (1, 2) for one in load(port, dict.fromkeys(FIVE, rate), SECONDS, 10 * seed, 4, server)]
-    after = cpu_seconds(pid)
+    before, counted = cpu_seconds(pid), counts(port, server)
+    runs = [load(port, dict.fromkeys(FIVE, rate), SECONDS, 10 * seed, 4, server) for seed in (1, 2)]
+    after, found = cpu_seconds(pid), [one for run in runs for one in run]
+    counted = counts(port, server) - counted
+    batches = counted.pop("batches", 0)
     in_time = sum(status == 200 and took <= GOAL_S for _, status, took in found)
     times = sorted(took * 1e3 for _, status, took in found if status == 200)
     goodput = in_time / (2 * SECONDS * len(FIVE))
@@ -66,9 +78,44 @@ def _attempt(bench: Bench, server: str, port: int, pid: int, rate: int) -> float
         p50_ms=percentile(times, 0.5) if times else 0.0,
         p99_ms=percentile(times, 0.99) if times else 0.0,
         statuses=str({code: sum(status == code for _, status, _ in found) for code in sorted({s for _, s, _ in found})}),
+        by_run=[round(sum(status == 200 and took <= GOAL_S for _, status, took in run) / SECONDS / len(FIVE)) for run in runs],
+        mean_batch=round(counted.pop("jobs", 0) / max(1, batches), 2),
+        rejected={name.removeprefix("rejected: "): count for name, count in counted.items()},
         cores={name: round((took - before.get(name, 0.0)) / (2 * SECONDS), 2) for name, took in after.items()},
     )
     return goodput
+
+
+def counts(port: int, server: str) -> Counter[str]:
+    """What Lamina has counted until now: batches, their jobs, and rejections by their reason."""
+    found: Counter[str] = Counter()
+    if server != "lamina":
+        return found
+    names = {"lamina_batch_size_count": "batches", "lamina_batch_size_sum": "jobs"}
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        for line in answer.read().decode().splitlines():
+            head, _, value = line.rpartition(" ")
+            name, _, labels = head.partition("{")
+            if name == "lamina_refusals_total":
+                found["rejected: " + labels.partition('reason="')[2].partition('"')[0]] += int(float(value))
+            elif name in names:
+                found[names[name]] += int(float(value))
+    return found
+
+
+@contextmanager
+def _profiled(pid: int, label: str = "") -> Iterator[None]:
+    named = {"server": pid} | {kind.split()[0]: int(kind.split()[1]) for kind in cpu_seconds(pid) if kind.startswith("executor ")}
+    common = ["py-spy", "record", "--nonblocking", "-t", "-d", str(int(2 * SECONDS)), "-r", "200", "-f", "raw"]
+    running = [
+        subprocess.Popen(
+            [*common, "-o", str(Path(PROFILES or ".", f"{name}{label}.txt")), "-p", str(process)], stdout=subprocess.DEVNULL
+        )
+        for name, process in named.items()
+    ]
+    yield
+    for process in running:
+        process.wait(30)
 
 
 def cpu_seconds(pid: int) -> dict[str, float]:
@@ -99,7 +146,8 @@ def cpu_seconds(pid: int) -> dict[str, float]:
 def _litserve() -> Iterator[tuple[int, int]]:
     path = os.pathsep.join((".", os.environ.get("PYTHONPATH", "")))
     words = [sys.executable, "-m", "benchmarks.peers.litserve_five", str(LITSERVE_PORT)]
-    process = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": path}, start_new_session=True)
+    options = {"start_new_session": True, "preexec_fn": on_cores(clients=False)}
+    process = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": path}, **options)
     try:
         ends_s = time.monotonic() + 120
         waiting = list(FIVE)

@@ -11,15 +11,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from benchmarks.load import generator
 
 APP = "benchmarks/gpu/app.py"
 GPU = os.environ.get("LAMINA_GPU", "auto")
 """`null`: the executor's twin, to try a benchmark before there is a device."""
+CLIENT_CORES = 4
+LOGS = os.environ.get("LAMINA_EVENT_LOGS")
+"""A folder for the event log of each server, to read afterwards why a call was late; writing it costs time."""
 IMAGE = random.Random(0).randbytes(224 * 224 * 3)
 WORDS = json.dumps(list(range(1, 129))).encode()
 
@@ -41,6 +45,16 @@ def post(path: str, body: bytes, mime: str = "application/json", *, patient: boo
     return head.encode() + body
 
 
+def on_cores(*, clients: bool) -> Callable[[], None] | None:
+    """For a child process: cores of its own for clients, as if they were on other machines, where there are enough.
+
+    A generator that sends 4 GB/s would otherwise take turns with the server on its cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 16:
+        return None
+    return lambda: os.sched_setaffinity(0, cores[-CLIENT_CORES:] if clients else cores[:-CLIENT_CORES])
+
+
 @contextmanager
 def served(*options: str, app: str = APP) -> Iterator[tuple[str, int, int]]:
     """(url, port, pid) of a server on this machine."""
@@ -58,9 +72,12 @@ def served(*options: str, app: str = APP) -> Iterator[tuple[str, int, int]]:
         "--env",
         f"LAMINA_GPU={GPU}",
         *options,
+        *(("--log", str(Path(LOGS, f"{Path(app).stem}-{time.time():.0f}.jsonl"))) if LOGS else ()),
     ]
     path = os.pathsep.join((".", os.environ.get("PYTHONPATH", "")))
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path})
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}, preexec_fn=on_cores(clients=False)
+    )
     assert process.stdout is not None
     try:
         line = process.stdout.readline()
@@ -117,7 +134,8 @@ def load(
             Path(path).write_bytes(request(name, peer=peer))
         rate = str(sum(rates.values()) / processes)
         words = [str(generator()), "127.0.0.1", str(port), rate, str(seconds), str(connections)]
-        running = [subprocess.Popen([*words, str(seed + n), *paths], stdout=subprocess.PIPE, text=True) for n in range(processes)]
+        options: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "preexec_fn": on_cores(clients=True)}
+        running = [subprocess.Popen([*words, str(seed + n), *paths], **options) for n in range(processes)]
         found: list[tuple[int, tuple[str, int, float]]] = []
         for process in running:
             *lines, last = process.communicate(timeout=seconds + 60)[0].splitlines()

@@ -117,3 +117,14 @@ def test_where_another_thread_was_at_a_collection_it_looks_again():
     assert looked == [False] and left() is not None and garbage.has_pending
     assert garbage.collect_if_due(5.2 + QUIET_S, is_idle=True, is_loading=False)
     assert left() is None and not garbage.has_pending
+
+
+def test_memory_goes_back_once_when_the_last_graph_is_captured_and_the_executor_is_quiet():
+    garbage, looked = GcSchedule(), list[bool]()
+    garbage.on_captured(now_s=5.0)
+    looked.append(garbage.collect_if_due(5.5, is_idle=True, is_loading=False))
+    looked.append(garbage.collect_if_due(6.5, is_idle=False, is_loading=False))
+    looked.append(garbage.collect_if_due(7.0, is_idle=True, is_loading=False))  # it was busy half a second ago
+    looked.append(garbage.collect_if_due(6.5 + 1.1 * QUIET_S, is_idle=True, is_loading=False))
+    looked.append(garbage.collect_if_due(9.0, is_idle=True, is_loading=False))
+    assert looked == [False, False, False, True, False]

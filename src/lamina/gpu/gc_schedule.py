@@ -29,6 +29,7 @@ class GcSchedule:
     def __init__(self) -> None:
         self._busy_s = 0.0  #: when there was a batch or a load last
         self._pending_since_s: float | None = None  #: since when there may be garbage among what is frozen
+        self._captured_s: float | None = None  #: when the last graph was captured, if memory was not given back since
 
     @property
     def has_pending(self) -> bool:
@@ -43,8 +44,12 @@ class GcSchedule:
         """Note that some of what is frozen may be garbage now."""
         self._pending_since_s = now_s
 
+    def on_captured(self, now_s: float) -> None:
+        """Note that no graph is left to capture: workspaces and buffers of captures can go back to the device."""
+        self._captured_s = now_s
+
     def collect_if_due(self, now_s: float, *, is_idle: bool, is_loading: bool) -> bool:
-        """Collect, if it is due; was it a full collection of everything, with time for more?"""
+        """Collect, if it is due. Returns whether it is time to give memory back to the device."""
         if is_loading or not is_idle:
             self._busy_s = now_s
         since = gc.get_count()[2]
@@ -55,7 +60,10 @@ class GcSchedule:
             gc.freeze()
             if gc.get_stats()[2]["collections"] == had:  # another thread was at a collection, so there was none: next time
                 return False
-            self._pending_since_s = None
+            self._pending_since_s = self._captured_s = None
+            return True
+        if self._captured_s is not None and now_s - max(self._busy_s, self._captured_s) > QUIET_S:
+            self._captured_s = None
             return True
         if not is_loading and (since >= FORCED_COLLECT_AFTER or (is_idle and since >= IDLE_COLLECT_AFTER)):
             gc.collect()

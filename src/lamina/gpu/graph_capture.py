@@ -75,7 +75,8 @@ class FunctionGraphs:
 
 
 class GraphCaptureQueue:
-    """`call_soon` brings work to the serving thread; `freed` is called when weights may have become free to go."""
+    """`call_soon` brings work to the serving thread; `freed` is called when weights may have become free to go, `all_captured`
+    when no graph is left to capture."""
 
     def __init__(
         self,
@@ -85,8 +86,9 @@ class GraphCaptureQueue:
         is_idle: Callable[[], bool],
         is_loading: Callable[[], bool],
         freed: Callable[[], None],
+        all_captured: Callable[[], None],
     ) -> None:
-        self._slicer, self._executor = slicer, executor
+        self._slicer, self._executor, self._on_all_captured = slicer, executor, all_captured
         self._call_soon, self._is_idle, self._is_loading, self._on_weights_freed = call_soon, is_idle, is_loading, freed
         self.eager_batches = 0  #: that found no graph, so far
         self._graphs: dict[LoadedFunction, FunctionGraphs] = {}
@@ -209,8 +211,9 @@ class GraphCaptureQueue:
         graphs.to_capture = [key for key in graphs.to_capture if models.can_fit(loaded.instance, key[0])]
         for by_primary in (True, False):
             if by_primary not in graphs.capturing.values():
-                key = next((key for key in graphs.to_capture if graphs.is_for_primary(key) is by_primary), None)
-                if key is None or not self._can_begin(loaded, graphs, key):
+                mine = [key for key in graphs.to_capture if graphs.is_for_primary(key) is by_primary]
+                key = next((key for key in mine if self._can_begin(loaded, graphs, key)), None)
+                if key is None:  # one that may not begin yet must not hold up one that its load waits for
                     continue
                 if by_primary or graphs.is_cloned:
                     self._begin(loaded, graphs, key, by_primary)
@@ -314,6 +317,8 @@ class GraphCaptureQueue:
                 graphs.clone = None  # it is not what the module is
         self._capture_next(loaded)
         self._on_weights_freed()
+        if not self.missing:
+            self._on_all_captured()
 
     def _raise_if_broken(self, loaded: LoadedFunction, error: Exception) -> None:
         if self._executor.is_broken(error):

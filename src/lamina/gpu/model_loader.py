@@ -74,7 +74,10 @@ class ModelLoader:
         self._segment_us: dict[str, int] = {}  #: by instance: its longest segment, where it has some
         self.thread_cache = ThreadCache()
         self.standby = HotStandby(self, executor, send, call_soon)
-        self.captures = GraphCaptureQueue(slicer, executor, call_soon, is_idle, lambda: self.is_loading, freed)
+        self.captures = GraphCaptureQueue(
+            *(slicer, executor, call_soon, is_idle, lambda: self.is_loading, freed),
+            all_captured=lambda: garbage.on_captured(time.monotonic()),
+        )
 
     def load(self, frame: LoadFunction) -> None:
         self._loading.add(frame.instance)
