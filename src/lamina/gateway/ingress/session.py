@@ -59,7 +59,7 @@ from lamina.ipc.child_process import ChildProcess, ProcessSpec
 from lamina.ipc.event_loop import clock_us
 from lamina.ipc.framing import FrameError, SocketClose, SocketMessage, SocketTaken
 from lamina.server.drain_watch import piece_cost
-from lamina.server.exchange import Exchange, HttpRequest
+from lamina.server.exchange import DetachedExchange, HttpRequest
 from lamina.server.grpc import RpcContext, RpcError
 from lamina.server.http_server import HeadCheck
 from lamina.server.websocket import ABNORMAL, NORMAL, MessageSocket, OnSocketClose, OnSocketMessage, check_handshake
@@ -72,7 +72,7 @@ INFER = rule_of("grpc", "ModelInfer")
 PROCESS_SPEC = ProcessSpec("lamina.gateway.ingress.main", ingress_reader)
 
 
-class RemoteReply(Exchange):
+class RemoteReply(DetachedExchange):
     """The reply to one request of an ingress process, by any protocol: an HTTP response, rows of an inference, gRPC messages.
 
     Text is made of results where they leave: here they go out as they are, and what is in shared memory stays there until the
@@ -85,12 +85,7 @@ class RemoteReply(Exchange):
 
     def __init__(self, session: IngressSession, number: int, keep_alive: bool = True, *, is_streaming: bool = False) -> None:
         """`is_streaming`: chunks of an inference or messages of a gRPC stream will follow."""
-        self.keep_alive = keep_alive
-        self.head_only = False
-        self.charge = None
-        self.response = None
-        self.is_streaming = is_streaming
-        self._on_disconnect = None
+        super().__init__(keep_alive=keep_alive, is_streaming=is_streaming)
         self._number = number
         self._session = session
         self._unsent = 0

@@ -31,7 +31,7 @@ from lamina.gateway.routes.http_codec import JSON, VALUE, DecodedBody, decode_in
 from lamina.gateway.routes.router import RouteHandler
 from lamina.gateway.routes.streaming import NO_RESULT, piece_text
 from lamina.gateway.routes.targets import CallTarget, TargetRegistry
-from lamina.server.exchange import Exchange, HttpRequest
+from lamina.server.exchange import DetachedExchange, Exchange, HttpRequest
 from lamina.server.memory_budget import MemoryBudget
 from lamina.server.process_status import ProcessStatus
 from lamina.server.websocket import UnreadWindow
@@ -62,7 +62,7 @@ KEPT_S = 60.0
 _READ = ("after", "wait_ms")
 
 
-class CallSession(Exchange):
+class CallSession(DetachedExchange):
     """A session: stands in for the exchange of its call. `sink` takes what the function yields."""
 
     __slots__ = (
@@ -71,10 +71,7 @@ class CallSession(Exchange):
     )  # fmt: skip
 
     def __init__(self, function: str, tenant: str, idle_us: int, budget: MemoryBudget) -> None:
-        self._on_disconnect = None
-        self.charge = None
-        self.response = None
-        self.is_streaming = False
+        super().__init__()
         self.id = secrets.token_urlsafe(18)
         self.function = function
         self.tenant = tenant

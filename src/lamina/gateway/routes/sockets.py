@@ -32,7 +32,7 @@ from lamina.gateway.routes.request_options import OPTION_HEADERS
 from lamina.gateway.routes.streaming import NO_RESULT, ServerSentEvents, piece_value
 from lamina.gateway.routes.targets import CallTarget, TargetRegistry
 from lamina.sdk.binding import Param, bind, bind_named
-from lamina.server.exchange import Exchange, HttpRequest
+from lamina.server.exchange import DetachedExchange, Exchange, HttpRequest
 from lamina.server.process_status import ProcessStatus
 from lamina.server.websocket import (
     GOING_AWAY,
@@ -62,16 +62,13 @@ MAX_PROBLEM_BYTES = 64 * 2**10
 _KEPT_HEADERS = OPTION_HEADERS | {b"traceparent"}
 
 
-class SocketSession(Exchange):
+class SocketSession(DetachedExchange):
     """Answer to a call over a WebSocket: stands in for an exchange. `sink` takes what the function yields."""
 
     __slots__ = ("__weakref__", "_has_sent", "_is_draining", "_socket", "sink")
 
     def __init__(self, socket: MessageSocket, *, takes_messages: bool) -> None:
-        self._on_disconnect = None
-        self.charge = None
-        self.response = None
-        self.is_streaming = False
+        super().__init__()
         self._socket = socket
         self._has_sent = self._is_draining = False
         self.sink = MessageStream(self._send_value, socket.taken) if takes_messages else self._send_value
