@@ -13,7 +13,15 @@ from typing import Any
 
 from lamina import encoding
 from lamina.core.actions import Action, Kill, Load, ResolveData, StartBatch, Unload
-from lamina.core.events import BatchFinished, DataResolved, Event, InstanceLost, InstanceReady
+from lamina.core.events import (
+    BatchFinished,
+    BatchPaused,
+    DataResolved,
+    Event,
+    InstanceLost,
+    InstanceReady,
+    InstanceSegmented,
+)
 from lamina.core.workflow.flow import Each, Parallel
 from lamina.core.workflow.runs import ROOT
 from lamina.drivers.engine import EngineShared, JobValues
@@ -38,14 +46,14 @@ class EmulatedValues(RunValues):
     def __init__(self, world: HardwareModel, signatures: Mapping[str, Signature | None] | None = None) -> None:
         """`signatures` are those of functions and workflows, by name."""
         super().__init__(None, None)
-        self._world = world
+        self.world = world
         typed = {name: signature for name, signature in (signatures or {}).items() if signature is not None}
         self._outputs = {name: encoding.encode(zero_outputs(signature)) for name, signature in typed.items()}
 
     def resolve(self, question: ResolveData, first_scope: int) -> DataResolved:
         node = self.node(question)
         rng = seeded_random(question) if self._runs[question.call_id].durable else None
-        value = self._world.resolve_data(node, question.stage, rng)
+        value = self.world.resolve_data(node, question.stage, rng)
         if question.stage == "begin" and isinstance(node, Each | Parallel):
             value = len(node.branches) if isinstance(node, Parallel) else value
             self.make_item_scopes(question, [_NULL] * value, first_scope)
@@ -65,7 +73,7 @@ class EmulatedEngine:
         self._specs = {device.id: device for device in devices}
         self._crowds = {device.id: ColocatedBatches(world.interference, device.kind) for device in devices}
         self._armed_us = {device.id: NEVER_US for device in devices}  #: when it is looked at next
-        self._world = world
+        self.world = world
         self._open: dict[int, tuple[StartBatch, int]] = {}  #: and how long the way back takes
         self._lost: set[str] = set()
         self._timer: Timer | None = None  #: while it runs
@@ -87,8 +95,7 @@ class EmulatedEngine:
             case StartBatch():
                 self._start(action)
             case Load():
-                load_us = self._world.load_us(action.function, self._specs[action.device].kind)
-                self._call_at(clock_us() + load_us, lambda: self._post(InstanceReady(action.instance, load_us)))
+                self._load(action)
             case Kill():
                 self._kill(action)
             case Unload():
@@ -100,16 +107,28 @@ class EmulatedEngine:
         if self._timer is not None:  # else the server failed before it started
             self._timer.close()
 
+    def _load(self, action: Load) -> None:
+        load_us = self.world.load_us(action.function, self._specs[action.device].kind)
+        segment_us = self.world.segments_us.get(action.function, 0)
+
+        def ready() -> None:
+            self._post(InstanceReady(action.instance, load_us))
+            if segment_us:
+                self._post(InstanceSegmented(action.instance, segment_us))
+
+        self._call_at(clock_us() + load_us, ready)
+
     def _start(self, action: StartBatch) -> None:
         """Start a batch, as `lamina.sim.executor` does, on another clock."""
         now_us, spec = clock_us(), self._specs[action.device]
         size, units = len(action.jobs), action.mask.bit_count()
-        work_us = self._world.batch_us(action.function, spec.kind, size, units, action.cores)
-        back_us = self._world.handover_us(action.function, spec, size)
+        work_us = self.world.batch_us(action.function, spec.kind, size, units, action.cores)
+        work_us, segment_us = self.world.in_segments(action.function, work_us, action.gives_way)
+        back_us = self.world.handover_us(action.function, spec, size)
         self._open[action.batch_id] = (action, back_us - back_us // 2)
         running = ColocatedBatch(action.function, size, units / spec.units)
-        entry = BatchWork(action.batch_id, running, now_us + back_us // 2, action.behind, action.transfer_us, work_us)
-        self._crowds[action.device].add(now_us, entry)
+        work = (action.transfer_us, work_us, segment_us, action.overlaps)
+        self._crowds[action.device].add(now_us, BatchWork(action.batch_id, running, now_us + back_us // 2, action.behind, *work))
         self._arm_timer(action.device)
 
     def _kill(self, action: Kill) -> None:
@@ -138,9 +157,17 @@ class EmulatedEngine:
                 self._call_at(ended.end_us + back_us, finish)
             else:
                 finish()
+        for paused in crowd.take_paused():
+            if paused.batch_id in self._open:
+                told = BatchPaused(paused.batch_id, paused.remaining_segments, paused.left_us)
+                self._call_at(paused.at_us + self._open[paused.batch_id][1], partial(self._tell_paused, told))
         if crowd.next_us < self._armed_us[device]:
             self._armed_us[device] = at_us = crowd.next_us
             self._call_at(at_us, partial(self._on_timer, device, at_us))
+
+    def _tell_paused(self, told: BatchPaused) -> None:
+        if told.batch_id in self._open:  # else it was lost meanwhile
+            self._post(told)
 
     def _finish(self, start: StartBatch, device_us: int) -> None:
         if self._open.pop(start.batch_id, None) is None:
