@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 import lamina
 from lamina.bootstrap import open_emulated
-from lamina.core.actions import Action, FailCall, Kill, Reply, StartBatch
+from lamina.core.actions import Action, Kill, Reply, StartBatch
 from lamina.core.events import BatchFinished, BatchPaused, Deployed, Event
 from lamina.drivers.driver import Ending
 from lamina.drivers.realtime import RealtimeDriver
@@ -91,59 +91,6 @@ def test_beside_each_other_both_take_longer_and_as_much():
 
 def test_a_batch_that_was_killed_says_nothing():
     assert len(asyncio.run(worked_us(["a", "b"], kill="a-1"))) == 2
-
-
-def test_weights_of_three_times_the_cache_are_served_and_the_books_are_right():
-    async def play() -> tuple[EmulatedEngine, int, list[Ending]]:
-        names = [f"m{place}" for place in range(12)]
-        profiles = [
-            Profile(function=name, device="gpu", points=[Point(batch=1, units=1, p50_us=500)], load_us=1) for name in names
-        ]
-        world = HardwareModel(ProfileTable(profiles), random.Random(1), 0.0, load_noise=0.0)
-        engine = EmulatedEngine([TWO], world, weights_mib=dict.fromkeys(names, 250), cache_mib=1_000)
-        loop = RealtimeDriver(new_controller(fifo.Policy(), ProfileTable(profiles)), engine, EmulatedValues(world))
-        await loop.start(
-            Deployed(tuple(FunctionSpec(name=name, gpu="must", share=0.5, scale=ScaleSpec(min=1, max=1)) for name in names))
-        )
-        while not all(instance.phase == "warm" for instance in loop.controller.state.instances.values()):
-            await asyncio.sleep(0.001)
-        done, ends, rng = asyncio.Event(), list[Ending](), random.Random(5)
-        called = rng.choices(names, [1 / place for place in range(1, 13)], k=300)  # the k-th as often as 1/k
-
-        def on_end(ending: Ending) -> None:
-            engine.weight_caches["d"].check()
-            ends.append(ending)
-            if len(ends) == len(called):
-                done.set()
-
-        for place, name in enumerate(called):
-            loop.submit(Call(f"{name}-{place}", name, loop.now_us()), {}, on_end)
-        await asyncio.wait_for(done.wait(), 60)
-        await loop.stop()
-        return engine, len(set(called)), ends
-
-    engine, different, ends = asyncio.run(play())
-    cache = engine.weight_caches["d"]
-    assert all(isinstance(ending, Reply) for ending in ends)
-    assert different == 12 and len(cache) == 4 and cache.used == cache.capacity == 1_000 * 2**20
-    assert cache.loads - cache.evictions == 4 and 12 <= cache.loads < 300
-    assert cache.evict_next("") is not None, "nothing is in use any more"
-
-
-def test_weights_that_fit_nowhere_are_an_error_and_no_wait():
-    async def play() -> list[Ending]:
-        profiles = [Profile(function="a", device="gpu", points=[Point(batch=1, units=1, p50_us=500)], load_us=1)]
-        world = HardwareModel(ProfileTable(profiles), random.Random(1), 0.0, load_noise=0.0)
-        engine = EmulatedEngine([TWO], world, weights_mib={"a": 1_001}, cache_mib=1_000)
-        loop = RealtimeDriver(new_controller(fifo.Policy(), ProfileTable(profiles)), engine, EmulatedValues(world))
-        await loop.start(Deployed((FunctionSpec(name="a", gpu="must", share=0.5, scale=ScaleSpec(min=1, max=1)),)))
-        done, ends = asyncio.Event(), list[Ending]()
-        loop.submit(Call("a", "a", loop.now_us()), {}, lambda ending: (ends.append(ending), done.set()))
-        await asyncio.wait_for(done.wait(), 60)
-        await loop.stop()
-        return ends
-
-    assert isinstance(asyncio.run(play())[0], FailCall)
 
 
 def test_a_long_batch_in_segments_gives_way_to_a_short_one_and_goes_on():

@@ -20,6 +20,7 @@ from lamina.sdk.client_codec import (
     Inputs,
     LeaderRoute,
     ServerAddress,
+    TriggerTerms,
     broken_off,
     call_options,
     connect_error,
@@ -145,36 +146,10 @@ class AsyncClient:
         """One trigger, with the messages that it has set aside."""
         return await self.drive(self._protocol.trigger("GET", id))
 
-    async def add_trigger(
-        self,
-        id: str,
-        target: str,
-        *,
-        every: str | None = None,
-        cron: str | None = None,
-        zone: str | None = None,
-        on_change: str | None = None,
-        workflow: str | None = None,
-        broker: str | None = None,
-        topic: str | None = None,
-        input: dict[str, Any] | None = None,
-        overlap: str | None = None,
-    ) -> Any:
+    async def add_trigger(self, id: str, target: str, **terms: Unpack[TriggerTerms]) -> Any:
         """Add a trigger to the server, or change the one of that id: `every`, `cron`, `on_change`, or `broker` with `topic` say
         when it starts its target. It needs the scope `deploy`, and is kept until it is removed."""
-        terms = {
-            "target": target,
-            "every": every,
-            "cron": cron,
-            "zone": zone,
-            "on_change": on_change,
-            "workflow": workflow,
-            "broker": broker,
-            "topic": topic,
-            "input": input,
-            "overlap": overlap,
-        }
-        return await self.drive(self._protocol.trigger("PUT", id, terms))
+        return await self.drive(self._protocol.trigger("PUT", id, {"target": target, **terms}))
 
     async def remove_trigger(self, id: str) -> None:
         """Remove a trigger that was added; runs that it has started go on."""

@@ -198,11 +198,6 @@ def active_context(batch: BatchContext) -> Iterator[BatchContext]:
         _current.reset(token)
 
 
-def deadline_in(remaining_us: float) -> float:
-    """The `ends_s` of a batch that is due in `remaining_us`."""
-    return time.monotonic() + remaining_us / 1e6
-
-
 def requests_of(count: int) -> tuple[RequestContext, ...]:
     """So many requests: of the batch that is running here, or of none, in a profile or a test."""
     batch = context()

@@ -183,7 +183,7 @@ class ConcurrentWorker:
                 case StateValue():
                     self._on_answer(frame)
                 case ReleaseSlots():
-                    self._release(frame)
+                    self._pool.release(frame)
                 case StopProcess():
                     self._stop()
 
@@ -274,9 +274,3 @@ class ConcurrentWorker:
 
     def _open(self, stored: Stored) -> Any:
         return encoding.decode(self._reader.view(stored) if isinstance(stored, ShmRef) else stored)
-
-    def _release(self, frame: ReleaseSlots) -> None:
-        for slot in frame.retired:
-            self._pool.retire(slot)
-        for slot in (*frame.slots, *frame.retired):
-            self._pool.free(slot)

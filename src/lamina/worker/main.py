@@ -202,10 +202,7 @@ class FunctionWorker:
                     return
 
     def release(self, frame: ReleaseSlots) -> None:
-        for slot in frame.retired:
-            self._pool.retire(slot)
-        for slot in (*frame.slots, *frame.retired):
-            self._pool.free(slot)
+        self._pool.release(frame)
 
     def run(self, batch: RunBatch) -> BatchDone:
         """Run a batch. All the time it takes is time on the slice: values are decoded and encoded there too."""

@@ -36,7 +36,7 @@ from lamina.gateway.web_app.web_process import WebProcess
 from lamina.predict.online import measured_times
 from lamina.sdk.binding import Param
 from lamina.server.exchange import Exchange, HttpRequest
-from lamina.server.http1 import Handler
+from lamina.server.http_server import Handler
 from lamina.server.process_status import ProcessStatus
 from lamina.server.websocket import BadHandshake, UpgradeRequired
 
