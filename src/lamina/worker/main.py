@@ -102,7 +102,7 @@ class BatchChannel:
         self._wanted = {job.job_id for job in batch.jobs}
         self._thread = threading.get_ident()
         self._lock = threading.Lock()
-        self._last_heartbeat_s = 0.0
+        self._last_heartbeat_s = time.monotonic()
         self.state = BatchState(self._read_state)
 
     def heartbeat(self) -> bool:
