@@ -162,10 +162,12 @@ class LoadedKernelGraph:
         return dict(shown) if len(shown) > 1 else shown[0][1]
 
     def _kept(self, place: int, bound: BoundRequest, row: tuple[Any, ...]) -> Any:
+        import numpy as np
+
         try:
             for one, array in zip(self._outputs, row, strict=True):
                 if one.name in bound.kept:
-                    _access().write(place, bound.kept[one.name], array)
+                    _access().write(place, bound.kept[one.name], np.asarray(array))  # a row without axes is a number
         except Exception as error:
             return error
         return self._answer(row, bound.kept)
