@@ -361,6 +361,20 @@ def test_a_function_without_a_prediction_is_given_a_minute(script: Script):
     assert len(script.all(Kill)) == 1
 
 
+def test_the_first_batch_of_an_instance_on_cores_is_given_a_minute(script: Script):
+    """A function that sets itself up in its first call for longer than a batch may be silent was killed in it, and in the next
+    instance again: it was served until its first instance ended, and never after."""
+    cores = DeviceSpec(id="cpu0", kind="cpu", family="cpu", units=2, memory_mib=9_000)
+    script.given(a_function(gpu="no"), takes={"f": 10 * MS}, devices=[cores])
+    script.at(0).arrives("c1")
+    script.at(7 * S).finishes(took_us=7 * S)
+    script.at(8 * S).arrives("c2")
+    script.at(12 * S)
+    assert script.ending("c1") == "reply" and script.all(Kill) == []
+    script.at(14 * S)  # the second is known, and has five seconds
+    assert [kill for _, kill in script.all(Kill)] == [Kill("f-1", "hung")]
+
+
 def test_an_instance_that_is_to_be_killed_gets_no_more_work(script: Script):
     many = DeviceSpec(id="gpu0", kind="gpu", units=2, memory_mib=9, limits=SliceLimits(batches_per_instance=0))
     script.given(a_function(share=0.5), takes={"f": 10 * MS}, devices=[many])

@@ -24,7 +24,8 @@ MAX_FUNCTIONS = 8
 """Of those that wait, so many are looked at."""
 
 UNPREDICTED_US = 60_000_000
-"""Longest time of a batch of which nothing is known."""
+"""Longest time of a batch of which nothing is known, and of the first of an instance: what a function imports, downloads or
+compiles in its first call, it does again in every instance."""
 
 
 def is_to_be_ended(view: View, batch: Batch, floor_us: int) -> bool:
@@ -36,8 +37,16 @@ def is_to_be_ended(view: View, batch: Batch, floor_us: int) -> bool:
 
 
 def hang_timeout_us(batch: Batch, floor_us: int) -> int:
-    longest_us = max(HANG_TIMES * batch.predicted_us, floor_us) + batch.device.way_us if batch.predicted_us else UNPREDICTED_US
+    longest_us = max(HANG_TIMES * batch.predicted_us, floor_us) + batch.device.way_us
+    if not batch.predicted_us or _is_first(batch):
+        longest_us = max(longest_us, UNPREDICTED_US)
     return longest_us + max(0, batch.pauses.us)
+
+
+def _is_first(batch: Batch) -> bool:
+    """Whether its instance may set itself up in it: it has been loaded here, and none of its batches has ended. On a GPU that is
+    done while it is loaded, and others need its process."""
+    return batch.device.spec.family == "cpu" and not batch.instance.last_used_us and not batch.instance.is_adopted
 
 
 def _is_in_the_way(view: View, batch: Batch, floor_us: int) -> bool:
