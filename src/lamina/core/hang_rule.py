@@ -1,6 +1,7 @@
 """When a running batch is given up: its instance is killed then, and replaced.
 
-- A batch hangs after five times its predicted time, at least five seconds, without a sign of life.
+- A batch hangs after five times its predicted time, at least five seconds, without a sign of life. On cores, where it holds up no
+  other function's process, not before a call of its function may have taken all its time: inputs differ, and so do first calls.
 - One that was abandoned, because its controller is gone, has a result that nothing wants. It is in the way when calls have waited
   for its instance or its units for as long as a load takes, and its end is not expected within another such time; or as soon as
   calls wait, if it is late by that time already. Then its process is ended: a wait for it is at most about twice what the better
@@ -14,6 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from lamina.core.lifecycle import WARM
+from lamina.types import Slo
 
 if TYPE_CHECKING:
     from lamina.core.policy import View
@@ -33,14 +35,20 @@ def is_to_be_ended(view: View, batch: Batch, floor_us: int) -> bool:
     if batch.started_us < 0 or batch.pauses.resumes_us >= 0:
         return False  # it is booked, or paused
     silent_us = view.now_us - max(batch.started_us, batch.heartbeat_us)
-    return silent_us >= hang_timeout_us(batch, floor_us) or (not batch.jobs and _is_in_the_way(view, batch, floor_us))
+    allowed_us = _allowed_us(view.functions[batch.instance.function].spec.slo) if batch.device.spec.family == "cpu" else 0
+    return silent_us >= hang_timeout_us(batch, max(floor_us, allowed_us)) or (
+        not batch.jobs and _is_in_the_way(view, batch, floor_us)
+    )
 
 
 def hang_timeout_us(batch: Batch, floor_us: int) -> int:
-    longest_us = max(HANG_TIMES * batch.predicted_us, floor_us) + batch.device.way_us
-    if not batch.predicted_us or _is_first(batch):
-        longest_us = max(longest_us, UNPREDICTED_US)
-    return longest_us + max(0, batch.pauses.us)
+    least_us = max(floor_us, UNPREDICTED_US) if not batch.predicted_us or _is_first(batch) else floor_us
+    return max(HANG_TIMES * batch.predicted_us, least_us) + batch.device.way_us + max(0, batch.pauses.us)
+
+
+def _allowed_us(slo: Slo) -> int:
+    """How long a call of a function may take before its result is of no use to its client."""
+    return slo.latency_us if slo.latency_us and slo.on_miss == "shed" else slo.timeout_us
 
 
 def _is_first(batch: Batch) -> bool:
