@@ -7,7 +7,16 @@ import math
 import pytest
 
 from lamina.core.actions import DropJob, FailCall, Kill, Load, Unload
-from lamina.core.events import BatchFailed, BatchFinished, DeviceJoined, DeviceLost, Heartbeat, InstanceLost, JobOutcome
+from lamina.core.events import (
+    BatchFailed,
+    BatchFinished,
+    CallCancelled,
+    DeviceJoined,
+    DeviceLost,
+    Heartbeat,
+    InstanceLost,
+    JobOutcome,
+)
 from lamina.core.scheduling.failures import BACKOFF_US, LOAD_TIMEOUT_US, MAX_CRASHES, MAX_STALE_READS
 from lamina.policies import edf, fifo
 from lamina.types import DeviceSpec, SliceLimits, Slo
@@ -394,6 +403,16 @@ def test_a_batch_on_cores_does_not_hang_while_its_calls_may_take_longer(script: 
     script.at(allowed_us - 100 * MS)
     assert script.all(Kill) == []
     script.at(allowed_us + 2 * S)
+    assert len(script.all(Kill)) == 1
+
+
+def test_a_silent_batch_on_cores_whose_client_has_left_hangs_after_five_seconds(script: Script):
+    script.given(a_function(gpu="no"), takes={"f": 10 * MS}, devices=[CORES])
+    script.at(0).arrives("c1")
+    script.at(10 * MS).finishes(took_us=10 * MS)
+    script.arrives("c2")
+    script.at(1 * S).tell(CallCancelled("c2"))
+    script.at(7 * S)
     assert len(script.all(Kill)) == 1
 
 

@@ -1,7 +1,7 @@
 """When a running batch is given up: its instance is killed then, and replaced.
 
 - A batch hangs after five times its predicted time, at least five seconds, without a sign of life. On cores, where it holds up no
-  other function's process, not before a call of its function may have taken all its time: inputs differ, and so do first calls.
+  other function's process, not while a client waits and may wait longer: inputs differ, and so do first calls.
 - One that was abandoned, because its controller is gone, has a result that nothing wants. It is in the way when calls have waited
   for its instance or its units for as long as a load takes, and its end is not expected within another such time; or as soon as
   calls wait, if it is late by that time already. Then its process is ended: a wait for it is at most about twice what the better
@@ -15,7 +15,6 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from lamina.core.lifecycle import WARM
-from lamina.types import Slo
 
 if TYPE_CHECKING:
     from lamina.core.policy import View
@@ -35,10 +34,8 @@ def is_to_be_ended(view: View, batch: Batch, floor_us: int) -> bool:
     if batch.started_us < 0 or batch.pauses.resumes_us >= 0:
         return False  # it is booked, or paused
     silent_us = view.now_us - max(batch.started_us, batch.heartbeat_us)
-    allowed_us = _allowed_us(view.functions[batch.instance.function].spec.slo) if batch.device.spec.family == "cpu" else 0
-    return silent_us >= hang_timeout_us(batch, max(floor_us, allowed_us)) or (
-        not batch.jobs and _is_in_the_way(view, batch, floor_us)
-    )
+    timeout_us = hang_timeout_us(batch, max(floor_us, _allowed_us(view, batch)))
+    return silent_us >= timeout_us or (not batch.jobs and _is_in_the_way(view, batch, floor_us))
 
 
 def hang_timeout_us(batch: Batch, floor_us: int) -> int:
@@ -46,8 +43,11 @@ def hang_timeout_us(batch: Batch, floor_us: int) -> int:
     return max(HANG_TIMES * batch.predicted_us, least_us) + batch.device.way_us + max(0, batch.pauses.us)
 
 
-def _allowed_us(slo: Slo) -> int:
-    """How long a call of a function may take before its result is of no use to its client."""
+def _allowed_us(view: View, batch: Batch) -> int:
+    """How long a batch on cores may take because a client waits for it: as long as a call of its function."""
+    if batch.device.spec.family != "cpu" or not any(job.id in job.run.jobs for job in batch.jobs):
+        return 0
+    slo = view.functions[batch.instance.function].spec.slo
     return slo.latency_us if slo.latency_us and slo.on_miss == "shed" else slo.timeout_us
 
 
