@@ -19,7 +19,7 @@ from typing import Any
 
 from lamina.bootstrap import open_local
 from lamina.gateway.bootstrap import open_gateway
-from lamina.server.http1 import event_loop_factory
+from lamina.server.http_server import event_loop_factory
 
 APP = """
 import asyncio

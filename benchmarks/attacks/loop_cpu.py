@@ -28,7 +28,7 @@ from lamina import policies
 from lamina.bootstrap import open_local
 from lamina.cli._serve_command import GC_AT
 from lamina.gateway.bootstrap import ListenConfig, open_gateway
-from lamina.server.http1 import event_loop_factory
+from lamina.server.http_server import event_loop_factory
 from lamina.server.process_status import return_free_memory
 from lamina.store.open import open_store
 

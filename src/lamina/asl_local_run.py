@@ -29,6 +29,7 @@ from lamina.drivers.realtime import RealtimeDriver
 from lamina.drivers.virtual import DeviceChange, Scheduled, VirtualDriver
 from lamina.errors import FunctionFailed, LaminaError
 from lamina.policies import new_controller
+from lamina.predict.profile_table import ProfileTable
 from lamina.types import NEVER_US, Call, DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits
 from lamina.values.asl_values import INPUT
 from lamina.values.references import ErrorInfo
@@ -62,23 +63,11 @@ class TaskContext:
     heartbeat: Callable[[], None]
 
 
-class _UnknownLatency:
+class _UnknownLatency(ProfileTable):
     """Predictor for work that was never measured: one microsecond, so that nothing is ever taken to hang."""
 
     def latency_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> int:
         return 1
-
-    def load_us(self, function: str, kind: str) -> int:
-        return 0
-
-    def observe(self, function: str, kind: str, batch: int, units: int, device_us: int, cores: int = 0) -> None:
-        pass
-
-    def observe_load(self, function: str, kind: str, load_us: int) -> None:
-        pass
-
-    def relax(self, function: str) -> None:
-        pass
 
 
 class LocalStateMachine:
@@ -151,7 +140,7 @@ def outcome_of(ending: Ending, data: RunValues, took_us: int) -> ExecutionOutcom
 
 
 def local_controller() -> Controller:
-    return new_controller(policies.build("fifo"), _UnknownLatency(), hang_floor_us=NEVER_US)
+    return new_controller(policies.build("fifo"), _UnknownLatency([]), hang_floor_us=NEVER_US)
 
 
 def local_setup(flow: Flow) -> list[Event]:

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -41,6 +42,7 @@ from lamina.engines.shadow_batches import ShadowRunner
 from lamina.errors import BadValue, LaminaError
 from lamina.gpu import discovery
 from lamina.gpu.mps import MpsSlicer
+from lamina.gpu.segments import SEGMENT_US, gives_way_with, is_long
 from lamina.gpu.slicers import SliceMode, back_end, open_slicer, uses_soft_slices
 from lamina.gpu.supervisor import StandbyMode
 from lamina.ipc.child_process import WarmProcess
@@ -53,6 +55,7 @@ from lamina.predict.profile_table import ProfileTable
 from lamina.profiler.idle_reprofile import IdleReprofiler
 from lamina.sdk.app import App
 from lamina.sdk.app_loader import load_app
+from lamina.sdk.function import Function
 from lamina.sdk.sample_inputs import samples_of
 from lamina.server.process_status import default_memory_budget
 from lamina.sim.hardware_model import HardwareModel
@@ -352,7 +355,7 @@ def open_emulated(
                 f"no profile of {name!r} on {', '.join(sorted({device.kind for device in fitting}))}",
                 hint="`lamina profile` makes one, in `profiles` beside the app; or name a folder that has it with --profiles",
             )
-    world = HardwareModel(table, random.Random(seed), NOISE)
+    world = HardwareModel(table, random.Random(seed), NOISE, segments_us=_emulated_segments(app, table, made))
     controller = new_controller(policy or policies.build(DEFAULT_POLICY), online.OnlinePredictor(table), explain=explain)
     signatures = {one.name: one.signature for one in app.functions.values()}
     signatures |= {one.name: one.signature for one in app.workflows.values()}
@@ -395,3 +398,15 @@ def read_profiles(app_path: str, folder: Path | None) -> list[profile.Profile]:
     if not folder.is_dir():
         raise BadValue(f"profiles: no folder {str(folder)!r}", hint="lamina profile writes one; none is needed")
     return profile.read_all(folder)
+
+
+def _emulated_segments(app: App, table: ProfileTable, devices: list[DeviceSpec]) -> dict[str, int]:
+    """Functions whose batches give way, as they would on a GPU, and after how long: models whose graphs are long."""
+
+    def gives_way(function: Function[..., Any], device: DeviceSpec) -> bool:
+        spec = function.spec
+        took_us = table.latency_us(function.name, device.kind, spec.max_batch, spec.units_on(device))
+        return device.family == "gpu" and is_long(took_us) and gives_way_with(spec.slo.latency_us, took_us)
+
+    models = [function for function in app.functions.values() if function.runs_in_graphs and not function.spec.isolated]
+    return {one.name: SEGMENT_US for one in models if any(gives_way(one, device) for device in devices)}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lamina.errors import BadValue
 from lamina.gateway.bootstrap import Gateway
 from lamina.server.exchange import PAGE_POLICY, Exchange
-from lamina.server.http1 import HttpServer
+from lamina.server.http_server import HttpServer
 from lamina.server.origins import OriginPolicy, OriginSettings, parse_origins
 from tests.gateway.deploy.admin_fixture import managed
 from tests.serving import Answer, raw, run, shared, write_app

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from lamina.server.exchange import Exchange
-from lamina.server.http1 import HttpConnection, HttpServer
+from lamina.server.http1 import HttpConnection
+from lamina.server.http_server import HttpServer
 from lamina.server.turn_budget import SLICE_S
 from tests.server.test_request_parser import REQUESTS, Turns, Wire, server
 

@@ -40,8 +40,9 @@ from lamina.sdk.binding import Param
 from lamina.sdk.tensors import Port, Signature, Tensor
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.grpc import RpcContext, SerializedMessage
-from lamina.server.http1 import HttpConnection, HttpServer
+from lamina.server.http1 import HttpConnection
 from lamina.server.http2.frames import DATA, SETTINGS, WINDOW_UPDATE, frame
+from lamina.server.http_server import HttpServer
 from lamina.server.process_status import ProcessStatus
 from tests.attacks.gateways import emulated
 from tests.server.http2.test_connection import HEAD, TAIL, Talk

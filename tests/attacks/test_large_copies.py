@@ -26,7 +26,8 @@ from lamina.ipc.sliced_copies import PIECE_BYTES, SLICE_BYTES, SlicedCopies
 from lamina.sdk.binding import Param
 from lamina.server.exchange import HttpRequest
 from lamina.server.grpc import GrpcMethod, GrpcServer
-from lamina.server.http1 import HttpConnection, HttpServer
+from lamina.server.http1 import HttpConnection
+from lamina.server.http_server import HttpServer
 from lamina.server.process_status import return_free_memory
 from lamina.store.open import open_store
 from lamina.values.run_values import RunValues

@@ -24,7 +24,8 @@ from lamina.errors import LaminaError, Unauthorized
 from lamina.sdk.states_workflow import from_asl
 from lamina.server import process_status
 from lamina.server.exchange import Exchange, HttpRequest
-from lamina.server.http1 import HttpConnection, HttpLimits, HttpServer, OnHeadChecked
+from lamina.server.http1 import HttpConnection, HttpLimits
+from lamina.server.http_server import HttpServer, OnHeadChecked
 from lamina.server.memory_budget import CONNECTION_BYTES, MemoryBudget, MemoryExhausted, MemoryShareExceeded, address_key
 from lamina.server.request_parser import RequestParser
 from lamina.values.references import ShmRef

@@ -6,9 +6,10 @@ from __future__ import annotations
 import pytest
 
 from lamina.server.exchange import Exchange, HttpRequest
-from lamina.server.http1 import HttpConnection, HttpServer
+from lamina.server.http1 import HttpConnection
 from lamina.server.http2.connection import Http2Connection, Http2Limits
 from lamina.server.http2.frames import CANCEL, HEADERS, RST_STREAM, SETTINGS, frame
+from lamina.server.http_server import HttpServer
 from lamina.server.memory_budget import MemoryBudget, MemoryExhausted
 from lamina.server.turn_budget import TurnBudget
 from tests.server.http2.test_connection import HEAD, TAIL, Talk

@@ -14,7 +14,7 @@ from lamina.gateway.routes.http_codec import encode_result
 from lamina.gateway.routes.sessions import MAX_UNREAD_BYTES, CallSession
 from lamina.gateway.routes.streaming import ServerSentEvents, piece_value
 from lamina.server.exchange import Exchange, HttpRequest
-from lamina.server.http1 import HttpServer
+from lamina.server.http_server import HttpServer
 from lamina.server.memory_budget import MemoryBudget
 from tests.attacks.test_memory import Client, serve
 from tests.serving import run

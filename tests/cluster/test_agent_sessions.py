@@ -213,7 +213,7 @@ def test_beats_go_to_the_server_that_the_frames_go_to_whatever_its_name_means_by
     async def work() -> None:
         async with Server() as server:
             session = LeaderSession(Member(tmp_path), f"localhost:{server.port}")
-            await session.open(None)
+            await session.open()
             while not where:
                 await asyncio.sleep(0.001)
             assert where == [("127.0.0.1", server.port)]

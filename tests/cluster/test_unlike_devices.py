@@ -13,6 +13,7 @@ import lamina
 from lamina import policies
 from lamina.bootstrap import open_emulated
 from lamina.core.actions import StartBatch
+from lamina.core.invariants import check_device
 from lamina.engines.gpu import HostCores
 from lamina.errors import BadValue
 from lamina.gateway.bootstrap import open_gateway
@@ -135,7 +136,7 @@ def test_batches_on_an_emulated_gpu_lease_cores_of_its_host_in_the_live_server()
         def watch(now_us: int, event: object, actions: object) -> None:
             nonlocal most
             (device,) = runtime.driver.controller.state.devices.values()
-            device.check()
+            check_device(device)
             most = max(most, device.cores_busy)
 
         runtime.driver.add_observer(watch)

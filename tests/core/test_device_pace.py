@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from lamina import policies
 from lamina.core.actions import Load, StartBatch
-from lamina.core.device_timing import LEAST_PACE, MIN_OBSERVATIONS, SLOWER, SMOOTHING, DevicePace
 from lamina.core.events import BatchFinished, CallArrived, Deployed, DeviceJoined, Event, InstanceReady, Tick
+from lamina.core.scheduling.completions import LEAST_PACE, MIN_OBSERVATIONS, PACE_SMOOTHING, SLOWER, DevicePace
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import Batch
 from lamina.policies import new_controller
@@ -90,7 +90,7 @@ def test_the_fastest_other_is_found_without_looking_at_all(steps: list[tuple[str
     for name, took_us, move in steps:
         devices.setdefault(name, Device(specs[name]))
         seen, before = paces.get(name, (0, 0.0))
-        paces[name] = (seen + 1, before + max(SMOOTHING, 1 / (seen + 1)) * (took_us / 10 - before))
+        paces[name] = (seen + 1, before + max(PACE_SMOOTHING, 1 / (seen + 1)) * (took_us / 10 - before))
         others = [
             paces[other][1]
             for other in devices

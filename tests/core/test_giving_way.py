@@ -11,6 +11,7 @@ import pytest
 from lamina import policies
 from lamina.core.actions import Kill, Reject, StartBatch
 from lamina.core.events import BatchFinished, BatchPaused, Deployed, InstanceLost, InstanceSegmented
+from lamina.core.invariants import check_device
 from lamina.core.scheduling.leases import Device
 from lamina.gateway.routes.status import device_status
 from lamina.types import DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits, Slo
@@ -318,6 +319,6 @@ def test_units_that_are_given_up_are_leased_once_on_either_side() -> None:
     assert device.overlapping(0b1110, gives_way=True) == (2,)
     with pytest.raises(AssertionError, match="give way"):
         device.lease_yielding(3, 0b1000)
-    device.check()
+    check_device(device)
     assert device.release(1) == 0b1111 and device.busy == 0b0011
-    device.check()
+    check_device(device)

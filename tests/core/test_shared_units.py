@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from lamina import policies
 from lamina.core.actions import Reply, StartBatch
+from lamina.core.invariants import check_device
 from lamina.core.scheduling.leases import Device
 from lamina.types import WHOLE_UNIT, DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits, call_parts
 from tests.script import Script
@@ -50,7 +51,7 @@ def test_no_more_of_a_unit_is_leased_than_there_is(wanted: list[tuple[int, int]]
             gone = data.draw(st.sampled_from(sorted(held)))
             device.release(gone)
             del held[gone]
-        device.check()
+        check_device(device)
     for number in held:
         device.release(number)
     assert not device.busy

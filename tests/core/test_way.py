@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from lamina.core.device_timing import WayEstimate
 from lamina.core.events import BatchFinished
+from lamina.core.scheduling.leases import WayEstimate
 from tests.script import BIG_GPU, Script, a_function
 
 MS = 1_000

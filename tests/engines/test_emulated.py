@@ -8,18 +8,22 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
 import pytest
+from msgspec.structs import replace
 
-from lamina.core.actions import Action, FailCall, Kill, Reply, StartBatch
-from lamina.core.events import BatchFinished, Deployed, Event
+import lamina
+from lamina.bootstrap import open_emulated
+from lamina.core.actions import Action, Kill, Reply, StartBatch
+from lamina.core.events import BatchFinished, BatchPaused, Deployed, Event
 from lamina.drivers.driver import Ending
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.engines.emulated import EmulatedEngine, EmulatedValues
+from lamina.gpu.segments import SEGMENT_US
 from lamina.planner.interference import ColocatedBatch
-from lamina.policies import fifo, new_controller
+from lamina.policies import edf, fifo, new_controller
 from lamina.predict.profile import Point, Profile
 from lamina.predict.profile_table import ProfileTable
-from lamina.sim.hardware_model import HardwareModel, WayModel
-from lamina.types import Call, DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits
+from lamina.sim.hardware_model import SEGMENTS_COST, HardwareModel, WayModel
+from lamina.types import Call, DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits, Slo
 
 pytestmark = pytest.mark.live
 
@@ -89,57 +93,52 @@ def test_a_batch_that_was_killed_says_nothing():
     assert len(asyncio.run(worked_us(["a", "b"], kill="a-1"))) == 2
 
 
-def test_weights_of_three_times_the_cache_are_served_and_the_books_are_right():
-    async def play() -> tuple[EmulatedEngine, int, list[Ending]]:
-        names = [f"m{place}" for place in range(12)]
+def test_a_long_batch_in_segments_gives_way_to_a_short_one_and_goes_on():
+    async def play() -> tuple[list[str], list[int], list[int]]:
+        times_us = {"long": 2_000_000, "short": 1_000}
         profiles = [
-            Profile(function=name, device="gpu", points=[Point(batch=1, units=1, p50_us=500)], load_us=1) for name in names
+            Profile(function=name, device="gpu", points=[Point(batch=1, units=2, p50_us=us)], load_us=1)
+            for name, us in times_us.items()
         ]
-        world = HardwareModel(ProfileTable(profiles), random.Random(1), 0.0, load_noise=0.0)
-        engine = EmulatedEngine([TWO], world, weights_mib=dict.fromkeys(names, 250), cache_mib=1_000)
-        loop = RealtimeDriver(new_controller(fifo.Policy(), ProfileTable(profiles)), engine, EmulatedValues(world))
-        await loop.start(
-            Deployed(tuple(FunctionSpec(name=name, gpu="must", share=0.5, scale=ScaleSpec(min=1, max=1)) for name in names))
+        world = HardwareModel(ProfileTable(profiles), random.Random(1), 0.0, load_noise=0.0, segments_us={"long": 1_000})
+        device = replace(TWO, limits=SliceLimits(batches_per_instance=0))
+        ended, left_us, took_us, paused = list[str](), list[int](), list[int](), asyncio.Event()
+
+        def watch(_now_us: int, event: Event, _actions: list[Action]) -> None:
+            if isinstance(event, BatchPaused):
+                left_us.append(event.left_us)
+                paused.set()
+            elif isinstance(event, BatchFinished):
+                took_us.append(event.device_us)
+
+        controller = new_controller(edf.Policy(), ProfileTable(profiles))
+        loop = RealtimeDriver(controller, EmulatedEngine([device], world), EmulatedValues(world), observers=[watch])
+        scale, slo = ScaleSpec(min=1, max=1), Slo(latency_us=1_000_000, timeout_us=60_000_000)
+        specs = (
+            FunctionSpec(name="long", gpu="must", share=1.0, scale=scale),
+            FunctionSpec(name="short", gpu="must", scale=scale, slo=slo),
         )
-        while not all(instance.phase == "warm" for instance in loop.controller.state.instances.values()):
+        await loop.start(Deployed(specs))
+        while not all(instance.segment_us or name == "short-1" for name, instance in loop.controller.state.instances.items()):
             await asyncio.sleep(0.001)
-        done, ends, rng = asyncio.Event(), list[Ending](), random.Random(5)
-        called = rng.choices(names, [1 / place for place in range(1, 13)], k=300)  # the k-th as often as 1/k
+        done = asyncio.Event()
 
         def on_end(ending: Ending) -> None:
-            engine.weight_caches["d"].check()
-            ends.append(ending)
-            if len(ends) == len(called):
+            ended.append(ending.call_id)
+            if len(ended) == 2:
                 done.set()
 
-        for place, name in enumerate(called):
-            loop.submit(Call(f"{name}-{place}", name, loop.now_us()), {}, on_end)
+        loop.submit(Call("long", "long", loop.now_us()), {}, on_end)
+        await asyncio.sleep(0)
+        loop.submit(Call("short", "short", loop.now_us()), {}, on_end)
         await asyncio.wait_for(done.wait(), 60)
         await loop.stop()
-        return engine, len(set(called)), ends
+        return ended, left_us, took_us
 
-    engine, different, ends = asyncio.run(play())
-    cache = engine.weight_caches["d"]
-    assert all(isinstance(ending, Reply) for ending in ends)
-    assert different == 12 and len(cache) == 4 and cache.used == cache.capacity == 1_000 * 2**20
-    assert cache.loads - cache.evictions == 4 and 12 <= cache.loads < 300
-    assert cache.evict_next("") is not None, "nothing is in use any more"
-
-
-def test_weights_that_fit_nowhere_are_an_error_and_no_wait():
-    async def play() -> list[Ending]:
-        profiles = [Profile(function="a", device="gpu", points=[Point(batch=1, units=1, p50_us=500)], load_us=1)]
-        world = HardwareModel(ProfileTable(profiles), random.Random(1), 0.0, load_noise=0.0)
-        engine = EmulatedEngine([TWO], world, weights_mib={"a": 1_001}, cache_mib=1_000)
-        loop = RealtimeDriver(new_controller(fifo.Policy(), ProfileTable(profiles)), engine, EmulatedValues(world))
-        await loop.start(Deployed((FunctionSpec(name="a", gpu="must", share=0.5, scale=ScaleSpec(min=1, max=1)),)))
-        done, ends = asyncio.Event(), list[Ending]()
-        loop.submit(Call("a", "a", loop.now_us()), {}, lambda ending: (ends.append(ending), done.set()))
-        await asyncio.wait_for(done.wait(), 60)
-        await loop.stop()
-        return ends
-
-    assert isinstance(asyncio.run(play())[0], FailCall)
+    ended, left_us, took_us = asyncio.run(play())
+    assert ended == ["short", "long"]
+    assert len(left_us) == 1 and 0 < left_us[0] < 2_000_000 * SEGMENTS_COST
+    assert took_us == [1_000, pytest.approx(2_000_000 * SEGMENTS_COST, abs=2)], "a pause is no part of what it took"
 
 
 def test_an_engine_of_a_server_that_never_started_stops():
@@ -194,3 +193,28 @@ def test_timers_of_a_device_do_not_become_more_and_more(monkeypatch: pytest.Monk
         fired += 1
     assert len(heap) <= 8
     assert now_us > 200_000, "most of what fires begins or ends a batch"
+
+
+def test_emulated_models_whose_graphs_are_long_give_way_as_on_a_gpu():
+    app = lamina.App("segments")
+    whole = lamina.GPU(1.0, required=True)
+
+    class Model(lamina.TorchModel):
+        pass
+
+    def plain(x: int) -> None: ...
+
+    for name, target, slo in (
+        ("long", Model, None),
+        ("patient", Model, "1s"),
+        ("urgent", Model, "60ms"),
+        ("quick", Model, None),
+        ("code", plain, None),
+    ):
+        app.function(name=name, gpu=whole, slo=slo)(type(target.__name__, (target,), {}) if target is Model else target)
+    times_us = {"long": 30_000, "patient": 30_000, "urgent": 30_000, "quick": 1_500, "code": 30_000}
+    profiles = [
+        Profile(function=name, device="h200", points=[Point(batch=1, units=15, p50_us=us)]) for name, us in times_us.items()
+    ]
+    runtime = open_emulated(app, "h200", profiles)
+    assert runtime.driver.engine.world.segments_us == {"long": SEGMENT_US, "patient": SEGMENT_US}

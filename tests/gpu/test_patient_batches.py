@@ -23,7 +23,7 @@ from tests.serving import Answer, Browser, run, write_app
 pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
-APP = patient_app(long="1.0", short='"1/4"', scale="min=1")
+APP = patient_app(long="1.0", short='"1/4"', scale="min=1, max=1")
 
 
 class World:

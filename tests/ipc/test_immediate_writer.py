@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from lamina.ipc.event_loop import ImmediateWriter
-from lamina.server.http1 import event_loop_factory
+from lamina.server.http_server import event_loop_factory
 
 pytestmark = pytest.mark.live
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from lamina.server.exchange import Exchange, HttpRequest
-from lamina.server.http1 import HttpLimits, HttpServer
+from lamina.server.http1 import HttpLimits
+from lamina.server.http_server import HttpServer
 from tests.server.test_http1 import serve
 from tests.serving import hang_up, request
 

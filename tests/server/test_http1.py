@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from lamina.server.exchange import Exchange, HttpRequest
-from lamina.server.http1 import HttpConnection, HttpLimits, HttpServer
+from lamina.server.http1 import HttpConnection, HttpLimits
+from lamina.server.http_server import HttpServer
 from lamina.server.request_parser import RequestParser
 from tests.serving import hang_up
 

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from lamina.server.http1 import event_loop_factory
+from lamina.server.http_server import event_loop_factory
 from lamina.server.listener import listen
 
 pytestmark = pytest.mark.live

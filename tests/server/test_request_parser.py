@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from lamina.gateway.routes.request_options import OWN_HEADERS
 from lamina.server.exchange import Exchange, HttpRequest
-from lamina.server.http1 import HttpConnection, HttpServer
+from lamina.server.http1 import HttpConnection
+from lamina.server.http_server import HttpServer
 from lamina.server.request_parser import MAX_NAME_BYTES, MAX_NAMES, HeaderNames
 from lamina.server.turn_budget import SLICE_S, TURN_S, TurnBudget
 

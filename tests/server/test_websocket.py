@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.server.exchange import Exchange, HttpRequest
-from lamina.server.http1 import HttpConnection, HttpLimits, HttpServer
+from lamina.server.http1 import HttpConnection, HttpLimits
+from lamina.server.http_server import HttpServer
 from lamina.server.turn_budget import SLICE_S, TurnBudget
 from lamina.server.websocket import MessageSocket, UnreadWindow
 from tests.properties import examples

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from lamina.server import http1
+from lamina.server import http_server
 from tests.world.machine import CLOCK, Machine
 from tests.world.server import Pipe, Reply, Server
 from tests.world.tenants import Tenants
@@ -364,7 +364,7 @@ def play(seed: int, quiet: bool = True) -> World:
         for name, size in (("token_hex", 2), ("token_bytes", 1), ("token_urlsafe", 2)):  # ids are drawn from the seed as well
             make = (lambda n=32: rng.randbytes(n)) if size == 1 else (lambda n=32: rng.randbytes(n).hex())
             stack.enter_context(mock.patch.object(secrets, name, make))
-        stack.enter_context(mock.patch.object(http1, "listen", listen))
+        stack.enter_context(mock.patch.object(http_server, "listen", listen))
         stack.enter_context(world.machine.running())
         try:
             world.play()

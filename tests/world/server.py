@@ -27,7 +27,7 @@ from lamina.policies import new_controller
 from lamina.predict import online
 from lamina.predict.profile_table import ProfileTable
 from lamina.sdk.app_loader import load_app
-from lamina.server import http1
+from lamina.server import http1, http_server
 from lamina.state.kv_state import StateTable
 from lamina.store import sqlite
 from lamina.store.group_commit import GroupCommitStore
@@ -176,7 +176,7 @@ class Server:
         self.faults, self.disk_faults = faults, disk_faults
         self.loop: Loop | None = None
         self.gateway: Gateway | None = None
-        self.management: http1.HttpServer | None = None
+        self.management: http_server.HttpServer | None = None
         self.engine: WorldEngine | None = None
         self.pipes: list[Pipe] = []
         self.starts = 0
@@ -219,7 +219,7 @@ class Server:
         gateway = await open_gateway(runtime, ListenConfig(port=80, memory_bytes=2**30), store=store, access=access)
         gateway.targets.replace([replace(one, tenant=shared.source(one.name).tenant) for one in call_targets(app)])
         admin: Any = (access, Authenticator(access), AdminService(access), None, None, gateway.process)  # nothing is deployed
-        self.management = http1.HttpServer(AdminRoutes(*admin).handle, parse_error_body)
+        self.management = http_server.HttpServer(AdminRoutes(*admin).handle, parse_error_body)
         self.gateway = gateway
 
     async def listen(self, factory: Callable[[], asyncio.Protocol], host: str, port: int, **options: Any) -> _Listener:

@@ -154,12 +154,6 @@ def _plain(value: Any, budget: EvaluationBudget) -> Any:
     return {key: _plain(inner, budget) for key, inner in value.items()} if isinstance(value, dict) else value
 
 
-def json_equal(left: Any, right: Any) -> bool:
-    """Equality as JSON has it: 1 and 1.0 are one number, true is none."""
-    budget = EvaluationBudget()
-    return json.dumps(_plain(left, budget), sort_keys=True) == json.dumps(_plain(right, budget), sort_keys=True)
-
-
 def _short(text: Any) -> bytes:
     if len(_check_type(text, "string", "its argument")) > MAX_TEXT:
         raise BadArgument(f"more than {MAX_TEXT} characters")

@@ -68,7 +68,7 @@ def serve(config: ServerConfig) -> int:
     from lamina.gpu.early_start import start_early
     from lamina.ipc.child_process import adopt_orphans, kill_orphans
     from lamina.server.async_stderr import async_stderr
-    from lamina.server.http1 import event_loop_factory
+    from lamina.server.http_server import event_loop_factory
     from lamina.store.open import default_location, open_store
 
     with async_stderr():

@@ -15,6 +15,7 @@ from lamina.errors import BadValue
 from lamina.units import parse_us
 
 if TYPE_CHECKING:
+    from lamina.cluster.credentials import JoinToken
     from lamina.cluster.leader_session import AgentConfig
     from lamina.engines.app_environments import EnvironmentOptions
 
@@ -70,7 +71,7 @@ def command(**options: Any) -> int:
     from lamina.gateway.observability import logs
     from lamina.ipc.child_process import adopt_orphans, kill_orphans
     from lamina.server.async_stderr import async_stderr
-    from lamina.server.http1 import event_loop_factory
+    from lamina.server.http_server import event_loop_factory
 
     grace_s = parse_us(options["grace"], "--grace") / 1e6
     with async_stderr():
@@ -129,24 +130,15 @@ def agent_config(options: dict[str, Any]) -> AgentConfig:
     """Configuration of an agent from the options of the command."""
     import socket
 
-    from lamina.cluster.credentials import TlsFiles, read_token
+    from lamina.cluster.credentials import TlsFiles
     from lamina.cluster.leader_session import AgentConfig
 
-    joins = tuple(text.strip() for text in options["joins"].split(",") if text.strip())
-    places = [parse_address(text, "--join") for text in joins]
-    if not places:
-        raise BadValue("--join: no address", hint="--join HOST:PORT")
+    joins, token, host, port = membership_options(options)
     name = options["name"] or re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname()).strip("-.")[:63]
     if not _NAME.fullmatch(name):
         raise BadValue(f"--name: {name[:80]!r} cannot be the name of a node", hint="up to 63 letters, digits, . and -")
     tls = TlsFiles(*(str(options[name] or "") for name in ("tls_ca", "tls_cert", "tls_key")))
     tls.check()
-    is_local = all(host in LOOPBACK for host, _ in places)
-    token = read_token(options["token_file"], "--token-file", "localhost" if is_local else "")
-    host, port = own_address(places), 0
-    if options["advertise"]:
-        _, port = parse_address(options["advertise"], "--advertise")
-        host = "0.0.0.0"
     folder = options["folder"] or Path.home() / ".cache" / "lamina" / "agents" / name
     return AgentConfig(
         name=name,
@@ -159,6 +151,21 @@ def agent_config(options: dict[str, Any]) -> AgentConfig:
         folder=folder,
         trusts_deployers=options["trust_deployers"],
     )
+
+
+def membership_options(options: dict[str, Any]) -> tuple[tuple[str, ...], JoinToken, str, int]:
+    """Servers to join, the join token, and where the values of this machine are to be had; from the options of a command."""
+    from lamina.cluster.credentials import read_token
+
+    joins = tuple(text.strip() for text in options["joins"].split(",") if text.strip())
+    places = [parse_address(text, "--join") for text in joins]
+    if not places:
+        raise BadValue("--join: no address", hint="--join HOST:PORT")
+    is_local = all(host in LOOPBACK for host, _ in places)
+    token = read_token(options["token_file"], "--token-file", "localhost" if is_local else "")
+    if not options["advertise"]:
+        return joins, token, own_address(places), 0
+    return joins, token, "0.0.0.0", parse_address(options["advertise"], "--advertise")[1]
 
 
 def own_address(servers: Sequence[tuple[str, int]]) -> str:

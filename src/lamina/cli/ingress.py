@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lamina.cli._server_config import parse_address
 from lamina.cli._shared import PORT
-from lamina.cli.agent import LOOPBACK, own_address
+from lamina.cli.agent import membership_options
 from lamina.errors import BadValue
 from lamina.units import parse_bytes, parse_us
 
@@ -60,7 +59,7 @@ def command(**options: Any) -> int:
     from lamina.gateway.ingress.front_door import FrontDoor
     from lamina.gateway.observability import logs
     from lamina.server.async_stderr import async_stderr
-    from lamina.server.http1 import event_loop_factory
+    from lamina.server.http_server import event_loop_factory
 
     async def serve() -> None:
         stop = asyncio.Event()
@@ -89,28 +88,20 @@ def front_door_config(options: dict[str, Any]) -> FrontDoorConfig:
     """Configuration of a front door from the options of the command."""
     import socket
 
-    from lamina.cluster.credentials import TlsFiles, read_token
+    from lamina.cluster.credentials import TlsFiles
     from lamina.gateway.ingress.front_door import FrontDoorConfig
     from lamina.server.origins import OriginSettings
 
-    joins = tuple(text.strip() for text in options["joins"].split(",") if text.strip())
-    places = [parse_address(text, "--join") for text in joins]
-    if not places:
-        raise BadValue("--join: no address", hint="--join HOST:PORT")
+    joins, token, data_host, data_port = membership_options(options)
     name = re.sub(r"[^A-Za-z0-9.-]", "-", options["name"] or socket.gethostname()).strip("-.")[:63] or "ingress"
     between = TlsFiles(*(str(options[one] or "") for one in ("join_tls_ca", "join_tls_cert", "join_tls_key")))
     between.check("--join-tls")
     if bool(options["tls_cert"]) != bool(options["tls_key"]):
         raise BadValue("TLS takes a certificate and its key", hint="give both --tls-cert and --tls-key")
-    is_local = all(host in LOOPBACK for host, _ in places)
-    data_host, data_port = own_address(places), 0
-    if options["advertise"]:
-        _, data_port = parse_address(options["advertise"], "--advertise")
-        data_host = "0.0.0.0"
     return FrontDoorConfig(
         name=name,
         joins=joins,
-        token=read_token(options["token_file"], "--token-file", "localhost" if is_local else ""),
+        token=token,
         tls_between=between,
         host=options["host"],
         port=options["port"],

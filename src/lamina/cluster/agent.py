@@ -5,6 +5,7 @@ to: it obeys the highest epoch it has seen, keeps nothing of an incarnation that
 nothing when it has not heard from its leader for too long. Whatever happens to the leader, instances stay: the next one adopts
 them.
 
+    leader_search.py    which server leads, and the handshake with it
     leader_session.py   its connection to one leader
     node_batches.py     batches, each from its frame to its result
 """
@@ -28,7 +29,8 @@ import msgspec
 
 from lamina.cluster.credentials import proof
 from lamina.cluster.data_port import DataPort, announced
-from lamina.cluster.leader_session import AgentConfig, LeaderSession, Refusal
+from lamina.cluster.leader_search import LeaderSearch, Refusal
+from lamina.cluster.leader_session import AgentConfig, LeaderSession
 from lamina.cluster.messages import (
     AdoptOnNode,
     CommitAnswer,
@@ -84,15 +86,6 @@ from lamina.values.references import ErrorInfo, NodeRef
 from lamina.values.slot_refs import SlotReferences
 
 log = logging.getLogger("lamina")
-
-ADDRESS_APART_S = 0.05
-"""Between two addresses that are tried one after another."""
-
-JOIN_S = 2.0
-"""For one try to join, from the connection to the welcome."""
-
-RETRY_S = 0.1
-"""Between two rounds over all addresses."""
 
 LAG_EVERY_S = 0.05
 REPORT_EVERY_S = 1.0
@@ -163,7 +156,7 @@ class Agent:
         self._epochs_file = config.folder / "epochs.json"
         self._epochs = _read_epochs(self._epochs_file)
         self._is_leaving = False  #: it is to be drained, whichever server leads
-        self._said = ""  #: why no server takes it, as it was last logged
+        self._search = LeaderSearch(config.joins, lambda address: LeaderSession(self, address), lambda: self._has_leader)
 
     # ---------------------------------------------------------------------- life
 
@@ -240,7 +233,7 @@ class Agent:
     async def _stay_joined(self, on_joined: Callable[[LeaderSession], None] | None) -> None:
         """Join, and join again, as long as this lives. While its leader is silent, others are asked: one may lead by now."""
         while True:
-            found = await self._find_leader()
+            found = await self._search.find()
             if found is not None:
                 log.info("joined the server at %s: epoch %d, incarnation %d", found.address, found.epoch, found.incarnation)
                 if on_joined is not None:
@@ -248,47 +241,6 @@ class Agent:
             self._wake.clear()
             if self._has_leader:
                 await self._wake.wait()
-
-    async def _find_leader(self) -> LeaderSession | None:
-        """The first server that takes this agent, of all there are; None: its leader has been heard again. Each is asked again
-        and again, apart from the others: one that does not answer keeps no other waiting."""
-        joins, said = self.config.joins, dict[str, str]()
-        tries = [asyncio.create_task(self._knock(one, ADDRESS_APART_S * place, said)) for place, one in enumerate(joins)]
-        try:
-            done, _ = await asyncio.wait(tries, return_when=asyncio.FIRST_COMPLETED)
-            return next((session for task in done if (session := task.result()) is not None), None)
-        finally:
-            for task in tries:
-                task.cancel()
-            await asyncio.gather(*tries, return_exceptions=True)
-
-    async def _knock(self, address: str, after_s: float, said: dict[str, str]) -> LeaderSession | None:
-        """Ask one server until it takes this agent."""
-        await asyncio.sleep(after_s)
-        while not self._has_leader:
-            session = LeaderSession(self, address)
-            try:
-                async with asyncio.timeout(JOIN_S):
-                    await session.open(self.client_tls)
-                return session
-            except (LaminaError, OSError, TimeoutError) as error:
-                self._note_refusal(said, address, error)
-            finally:
-                if session is not self.session:
-                    session.close()
-            await asyncio.sleep(RETRY_S)
-        return None
-
-    def _note_refusal(self, said: dict[str, str], address: str, error: BaseException) -> None:
-        """Log why no server takes this agent, once all have been asked, and when that changes. That the one which leads it is
-        silent for a moment is none of that."""
-        if isinstance(error, Refusal) and error.why == "has-leader":
-            return
-        said[address] = _said(address, error)
-        whole = "; ".join(said.values())
-        if len(said) == len(self.config.joins) and whole != self._said:
-            self._said = whole
-            log.warning("not joined: %s", whole)
 
     # ------------------------------------------------------------------ handshake
 
@@ -531,12 +483,6 @@ class Agent:
         if self.session is not None:
             instance = self._instances.get(local)
             self.session.send(OutputOnNode(function, instance.name if instance is not None else local, calls, line))
-
-
-def _said(address: str, error: BaseException) -> str:
-    if isinstance(error, LaminaError):
-        return f"{address}: {error.message}" + (f" ({error.hint})" if error.hint else "")
-    return f"{address}: {'no answer (do both sides use TLS, or neither?)' if isinstance(error, TimeoutError) else error}"
 
 
 def _read_epochs(file: Path) -> dict[str, int]:

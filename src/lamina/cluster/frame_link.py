@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -51,6 +52,21 @@ class FrameLink(asyncio.Protocol):
         self.peer = ""
         self.where = ("", 0)  #: address of the other end
         self.user = UNKNOWN_USER  #: that the process at the other end runs as, if it is on this machine
+
+    @classmethod
+    async def connect(
+        cls,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None,
+        reader: FrameReader[Any],
+        on_frame: Callable[[FrameLink, Any], None],
+        on_closed: Callable[[FrameLink, str], None],
+    ) -> FrameLink:
+        link = cls(reader, lambda _: None, on_frame, on_closed)
+        name = host if tls else None
+        await asyncio.get_running_loop().create_connection(lambda: link, host, port, ssl=tls, server_hostname=name)
+        return link
 
     @property
     def is_open(self) -> bool:

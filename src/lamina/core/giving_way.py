@@ -102,7 +102,7 @@ def patient_slice(view: View, function: FunctionState, instance: Instance, devic
         return 0
     cores = spec.cores_on(device.spec) if device.spec.cores else 0
     mask = device.find_yielding_slice(instance.id, instance.units)
-    if not mask or spec.parts < WHOLE_UNIT or cores > device.cores_free or mask & device.homes_of_others(instance.id):
+    if not mask or spec.parts < WHOLE_UNIT or cores > device.cores_free or mask & device.reserved_units(instance.id, lent=True):
         return 0
     count = min(len(function.queue), spec.max_batch)
     time_us = view.latency_us(spec.name, device, count, mask.bit_count(), cores)

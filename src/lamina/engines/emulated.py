@@ -13,18 +13,24 @@ from typing import Any
 
 from lamina import encoding
 from lamina.core.actions import Action, Kill, Load, ResolveData, StartBatch, Unload
-from lamina.core.events import BatchFailed, BatchFinished, DataResolved, Event, InstanceLost, InstanceReady
+from lamina.core.events import (
+    BatchFinished,
+    BatchPaused,
+    DataResolved,
+    Event,
+    InstanceLost,
+    InstanceReady,
+    InstanceSegmented,
+)
 from lamina.core.workflow.flow import Each, Parallel
 from lamina.core.workflow.runs import ROOT
 from lamina.drivers.engine import EngineShared, JobValues
 from lamina.ipc.event_loop import Timer, clock_us
-from lamina.kernels.buffer_cache import BufferCache, NoBufferRoom, copy_time_us
 from lamina.planner.interference import ColocatedBatch
 from lamina.sdk.tensors import NUMPY, Port, Signature, Tensor
 from lamina.sim.colocation import BatchWork, ColocatedBatches
 from lamina.sim.hardware_model import HardwareModel
 from lamina.types import NEVER_US, DeviceSpec
-from lamina.units import MIB
 from lamina.values.asl_values import seeded_random
 from lamina.values.references import ErrorInfo
 from lamina.values.run_values import RunValues
@@ -40,14 +46,14 @@ class EmulatedValues(RunValues):
     def __init__(self, world: HardwareModel, signatures: Mapping[str, Signature | None] | None = None) -> None:
         """`signatures` are those of functions and workflows, by name."""
         super().__init__(None, None)
-        self._world = world
+        self.world = world
         typed = {name: signature for name, signature in (signatures or {}).items() if signature is not None}
         self._outputs = {name: encoding.encode(zero_outputs(signature)) for name, signature in typed.items()}
 
     def resolve(self, question: ResolveData, first_scope: int) -> DataResolved:
         node = self.node(question)
         rng = seeded_random(question) if self._runs[question.call_id].durable else None
-        value = self._world.resolve_data(node, question.stage, rng)
+        value = self.world.resolve_data(node, question.stage, rng)
         if question.stage == "begin" and isinstance(node, Each | Parallel):
             value = len(node.branches) if isinstance(node, Parallel) else value
             self.make_item_scopes(question, [_NULL] * value, first_scope)
@@ -58,27 +64,16 @@ class EmulatedValues(RunValues):
 
 
 class EmulatedEngine:
-    """Engine of devices that take time. With `weights_mib`, by function, each device has `cache_mib` for weights: a batch whose
-    weights are not there brings them first, by the rule and at the cost of a GPU, and one that finds no room waits."""
+    """Engine of devices that take time."""
 
-    def __init__(
-        self,
-        devices: list[DeviceSpec],
-        world: HardwareModel,
-        *,
-        weights_mib: Mapping[str, int] | None = None,
-        cache_mib: int = 0,
-    ) -> None:
+    def __init__(self, devices: list[DeviceSpec], world: HardwareModel) -> None:
         self.devices = devices
-        self._weights_mib = weights_mib or {}
-        self.weight_caches = {device.id: BufferCache(cache_mib * MIB) for device in devices}
-        self._waiting_for_memory: list[StartBatch] = []
         self.shared = EngineShared()
         self.references: SlotReferences | None = None  #: no bytes move
         self._specs = {device.id: device for device in devices}
         self._crowds = {device.id: ColocatedBatches(world.interference, device.kind) for device in devices}
         self._armed_us = {device.id: NEVER_US for device in devices}  #: when it is looked at next
-        self._world = world
+        self.world = world
         self._open: dict[int, tuple[StartBatch, int]] = {}  #: and how long the way back takes
         self._lost: set[str] = set()
         self._timer: Timer | None = None  #: while it runs
@@ -100,8 +95,7 @@ class EmulatedEngine:
             case StartBatch():
                 self._start(action)
             case Load():
-                load_us = self._world.load_us(action.function, self._specs[action.device].kind)
-                self._call_at(clock_us() + load_us, lambda: self._post(InstanceReady(action.instance, load_us)))
+                self._load(action)
             case Kill():
                 self._kill(action)
             case Unload():
@@ -113,36 +107,28 @@ class EmulatedEngine:
         if self._timer is not None:  # else the server failed before it started
             self._timer.close()
 
-    def _bring_weights(self, action: StartBatch) -> int:
-        """Bring the weights of a batch and pin them; microseconds of the copy. Raises `NoBufferRoom`."""
-        cache, size = self.weight_caches[action.device], self._weights_mib[action.function] * MIB
-        copy_us = 0
-        if action.function not in cache:
-            copy_us = copy_time_us(size)
-            cache.place(action.function, size, copy_us)
-        cache.pin(action.function)
-        return copy_us
+    def _load(self, action: Load) -> None:
+        load_us = self.world.load_us(action.function, self._specs[action.device].kind)
+        segment_us = self.world.segments_us.get(action.function, 0)
+
+        def ready() -> None:
+            self._post(InstanceReady(action.instance, load_us))
+            if segment_us:
+                self._post(InstanceSegmented(action.instance, segment_us))
+
+        self._call_at(clock_us() + load_us, ready)
 
     def _start(self, action: StartBatch) -> None:
         """Start a batch, as `lamina.sim.executor` does, on another clock."""
         now_us, spec = clock_us(), self._specs[action.device]
-        copy_us = 0
-        if action.function in self._weights_mib:
-            try:
-                copy_us = self._bring_weights(action)
-            except NoBufferRoom as error:
-                if error.is_permanent:
-                    self._post(BatchFailed(action.batch_id, error.code))
-                else:
-                    self._waiting_for_memory.append(action)
-                return
         size, units = len(action.jobs), action.mask.bit_count()
-        work_us = self._world.batch_us(action.function, spec.kind, size, units, action.cores)
-        back_us = self._world.handover_us(action.function, spec, size)
+        work_us = self.world.batch_us(action.function, spec.kind, size, units, action.cores)
+        work_us, segment_us = self.world.in_segments(action.function, work_us, action.gives_way)
+        back_us = self.world.handover_us(action.function, spec, size)
         self._open[action.batch_id] = (action, back_us - back_us // 2)
         running = ColocatedBatch(action.function, size, units / spec.units)
-        entry = BatchWork(action.batch_id, running, now_us + back_us // 2, action.behind, action.transfer_us + copy_us, work_us)
-        self._crowds[action.device].add(now_us, entry)
+        work = (action.transfer_us, work_us, segment_us, action.overlaps)
+        self._crowds[action.device].add(now_us, BatchWork(action.batch_id, running, now_us + back_us // 2, action.behind, *work))
         self._arm_timer(action.device)
 
     def _kill(self, action: Kill) -> None:
@@ -153,8 +139,6 @@ class EmulatedEngine:
                 self._crowds[start.device].remove(now_us, batch_id)
                 self._arm_timer(start.device)
                 self._open.pop(batch_id, None)
-                self._release_weights(start)
-        self._waiting_for_memory = [one for one in self._waiting_for_memory if one.instance != action.instance]
         self._post(InstanceLost(action.instance, action.reason))
 
     def _on_timer(self, device: str, at_us: int) -> None:
@@ -173,23 +157,21 @@ class EmulatedEngine:
                 self._call_at(ended.end_us + back_us, finish)
             else:
                 finish()
+        for paused in crowd.take_paused():
+            if paused.batch_id in self._open:
+                told = BatchPaused(paused.batch_id, paused.remaining_segments, paused.left_us)
+                self._call_at(paused.at_us + self._open[paused.batch_id][1], partial(self._tell_paused, told))
         if crowd.next_us < self._armed_us[device]:
             self._armed_us[device] = at_us = crowd.next_us
             self._call_at(at_us, partial(self._on_timer, device, at_us))
 
-    def _release_weights(self, start: StartBatch) -> None:
-        """A batch has ended: its weights may go, and those that found no room try again."""
-        if start.function in self._weights_mib:
-            self.weight_caches[start.device].unpin(start.function)
-            waiting, self._waiting_for_memory = self._waiting_for_memory, []
-            for action in waiting:
-                self._start(action)
+    def _tell_paused(self, told: BatchPaused) -> None:
+        if told.batch_id in self._open:  # else it was lost meanwhile
+            self._post(told)
 
     def _finish(self, start: StartBatch, device_us: int) -> None:
         if self._open.pop(start.batch_id, None) is None:
             return
-        if self._weights_mib:
-            self._release_weights(start)
         if start.instance in self._lost:
             return
         for job in start.jobs:

@@ -27,8 +27,8 @@ from lamina.plugins import DEFAULT_POLICY
 from lamina.sdk.app import App
 from lamina.sdk.app_loader import source_of
 from lamina.server.compression import BodyTooLarge
-from lamina.server.exchange import PAGE_POLICY, Exchange, HttpRequest
-from lamina.server.http1 import HttpServer
+from lamina.server.exchange import PAGE_POLICY, DetachedExchange, Exchange, HttpRequest
+from lamina.server.http_server import HttpServer
 from lamina.server.memory_budget import CONNECTION_BYTES, MemoryBudget, MemoryCharge, address_key
 from lamina.server.origins import OriginPolicy, parse_origins
 from lamina.server.request_parser import SINGLE_HEADERS
@@ -48,12 +48,13 @@ class ClientCutOff(ConnectionError):
     """A response that cannot be completed: raised so that the server closes the connection, and the client knows."""
 
 
-class AsgiExchange(Exchange):
+class AsgiExchange(DetachedExchange):
     """The response side of one request of another server: events, which a task sends as fast as the client takes them."""
 
     __slots__ = ("_address", "_client", "_events", "_limit_bytes", "_socket", "_unsent")
 
     def __init__(self, scope: Scope, limit_bytes: int) -> None:
+        super().__init__(head_only=scope.get("method") == "HEAD")
         peer = scope.get("client")
         self._client = f"{peer[0]}:{peer[1]}" if peer else ""
         self._address = address_key(peer)
@@ -61,14 +62,6 @@ class AsgiExchange(Exchange):
         self._limit_bytes = limit_bytes
         self._unsent = 0
         self._socket: AsgiSocket | None = None
-        self._headers = b""
-        self._on_disconnect = None
-        self.charge = None
-        self.keep_alive = True
-        self.head_only = scope.get("method") == "HEAD"
-        self.response = None
-        self.large_body = b""
-        self.is_streaming = False
 
     @property
     def client(self) -> str:

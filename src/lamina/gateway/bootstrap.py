@@ -62,7 +62,8 @@ from lamina.predict.online import measured_times
 from lamina.sdk.app import App
 from lamina.sdk.app_loader import source_of
 from lamina.server.exchange import Exchange, HttpRequest
-from lamina.server.http1 import HttpLimits, HttpServer
+from lamina.server.http1 import HttpLimits
+from lamina.server.http_server import HttpServer
 from lamina.server.listener import server_context
 from lamina.server.memory_budget import MemoryBudget
 from lamina.server.origins import OriginPolicy, OriginSettings, is_loopback

@@ -24,7 +24,7 @@ from lamina.plugins import DEFAULT_POLICY
 from lamina.sdk.app import App
 from lamina.sdk.app_loader import source_of
 from lamina.sdk.client import Client
-from lamina.server.http1 import event_loop_factory
+from lamina.server.http_server import event_loop_factory
 from lamina.store.base import Store
 
 T = TypeVar("T")

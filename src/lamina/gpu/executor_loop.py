@@ -197,10 +197,7 @@ class ExecutorLoop:
             case ForgetValues():
                 self._values.remove(frame.slots)
             case ReleaseSlots():
-                for slot in frame.retired:
-                    self._pool.retire(slot)
-                for slot in (*frame.slots, *frame.retired):
-                    self._pool.free(slot)
+                self._pool.release(frame)
             case StopProcess():
                 self.leaving = True
 

@@ -47,6 +47,37 @@ class StopProcess(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     """Exit, after everything that was sent before."""
 
 
+class SocketMessage(Struct, frozen=True, array_like=True, tag=31):
+    """A message of a WebSocket whose two ends are in different processes, in either direction."""
+
+    number: Natural
+    data: bytes
+    is_text: bool
+
+    @classmethod
+    def of(cls, number: int, message: str | bytes) -> SocketMessage:
+        return cls(number, message.encode(), True) if isinstance(message, str) else cls(number, message, False)
+
+    @property
+    def message(self) -> str | bytes:
+        return self.data.decode() if self.is_text else self.data
+
+
+class SocketTaken(Struct, frozen=True, array_like=True, tag=35):
+    """So many messages of the client have been taken."""
+
+    number: Natural
+    count: Natural
+
+
+class SocketClose(Struct, frozen=True, array_like=True, tag=36):
+    """The WebSocket is to be closed; one that has not been accepted, to be refused."""
+
+    number: Natural
+    code: Natural
+    reason: str
+
+
 def wire_mask(mask: int) -> int | bytes:
     """A mask as it is sent."""
     return mask if mask < 2**64 else mask.to_bytes(-(-mask.bit_length() // 8), "little")

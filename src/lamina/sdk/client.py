@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeVar, Unpack
 from urllib.parse import quote
 
@@ -27,6 +27,7 @@ from lamina.sdk.client_codec import (
     Inputs,
     LeaderRoute,
     ServerAddress,
+    TriggerTerms,
     broken_off,
     call_options,
     connect_error,
@@ -97,13 +98,9 @@ class Client:
         """What a function yields, item by item as it comes; of anything else the result is the only item. The request is sent
         when the first item is asked for. Closing the iterator cancels the call: the function is closed at its next `yield`."""
         exchange = self._protocol.call(name, inputs, call_options(options), stream=True)
-        step, attempt = resume(exchange, None), self._route.begin(time.monotonic())
+        step = resume(exchange, None)
         while isinstance(step, ClientRequest):
-            server = self._route.current
-            with self._pool(server).stream(self._route.adapt(step, server)) as (response, items):
-                if items is None and attempt.repeats_response(response, step, time.monotonic()):
-                    time.sleep(FOLLOW_PAUSE_S)
-                    continue
+            with self._open_stream(step) as (response, items):
                 step = resume(exchange, response)
                 if isinstance(step, CallResult):
                     yield from items if items is not None else (step.value,)
@@ -210,36 +207,10 @@ class Client:
         """One trigger, with the messages that it has set aside."""
         return self.drive(self._protocol.trigger("GET", id))
 
-    def add_trigger(
-        self,
-        id: str,
-        target: str,
-        *,
-        every: str | None = None,
-        cron: str | None = None,
-        zone: str | None = None,
-        on_change: str | None = None,
-        workflow: str | None = None,
-        broker: str | None = None,
-        topic: str | None = None,
-        input: dict[str, Any] | None = None,
-        overlap: str | None = None,
-    ) -> Any:
+    def add_trigger(self, id: str, target: str, **terms: Unpack[TriggerTerms]) -> Any:
         """Add a trigger to the server, or change the one of that id: `every`, `cron`, `on_change`, or `broker` with `topic` say
         when it starts its target. It needs the scope `deploy`, and is kept until it is removed."""
-        terms = {
-            "target": target,
-            "every": every,
-            "cron": cron,
-            "zone": zone,
-            "on_change": on_change,
-            "workflow": workflow,
-            "broker": broker,
-            "topic": topic,
-            "input": input,
-            "overlap": overlap,
-        }
-        return self.drive(self._protocol.trigger("PUT", id, terms))
+        return self.drive(self._protocol.trigger("PUT", id, {"target": target, **terms}))
 
     def remove_trigger(self, id: str) -> None:
         """Remove a trigger that was added; runs that it has started go on."""
@@ -327,6 +298,24 @@ class Client:
             else:
                 if not attempt.repeats_response(response, request, time.monotonic()):
                     return response
+            time.sleep(FOLLOW_PAUSE_S)
+
+    @contextmanager
+    def _open_stream(self, request: ClientRequest) -> Iterator[tuple[ClientResponse, Iterator[Any] | None]]:
+        """A response and its items, from the server that leads; a stream that has begun is not begun again."""
+        attempt = self._route.begin(time.monotonic())
+        while True:
+            server = self._route.current
+            with ExitStack() as stack:
+                try:
+                    found = stack.enter_context(self._pool(server).stream(self._route.adapt(request, server)))
+                except Unreachable as error:
+                    if not attempt.repeats_error(error, request, time.monotonic()):
+                        raise
+                else:
+                    if found[1] is not None or not attempt.repeats_response(found[0], request, time.monotonic()):
+                        yield found
+                        return
             time.sleep(FOLLOW_PAUSE_S)
 
     def _pool(self, server: ServerAddress) -> ConnectionPool:

@@ -69,6 +69,20 @@ class CallKeywords(TypedDict, total=False):
     kind: str
 
 
+class TriggerTerms(TypedDict, total=False):
+    """Keywords of `add_trigger` of both clients; what is None is not given."""
+
+    every: str | None
+    cron: str | None
+    zone: str | None
+    on_change: str | None
+    workflow: str | None
+    broker: str | None
+    topic: str | None
+    input: dict[str, Any] | None
+    overlap: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class CallOptions:
     """Options of a call."""

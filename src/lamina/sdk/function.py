@@ -82,7 +82,8 @@ class Function(RemoteTarget[P, R_co]):
         self.home = spec.home if home is None else home  #: as asked for; an isolated function has one on its GPU in any case
         self.is_class = inspect.isclass(target)
         self.needs_arguments = self.is_class and _needs_arguments(target, place, bound)  #: it cannot be served without `bind`
-        body = (target.pre if issubclass(target, TorchModel) else target.__call__) if self.is_class else target
+        self.runs_in_graphs = self.is_class and issubclass(target, TorchModel)  #: on a GPU, as CUDA graphs
+        body = (target.pre if self.runs_in_graphs else target.__call__) if self.is_class else target
         self.is_async = is_async(body)
         self.streams = inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body)  #: it yields its answer in pieces
         if self.streams:
@@ -101,7 +102,7 @@ class Function(RemoteTarget[P, R_co]):
         self._check_concurrency(place)
         without_self = functools.partial(body, None) if self.is_class else body
         #: whether annotations are of lists with an entry per request; `pre` of a torch model takes one request at a time
-        self._is_wrapped = spec.max_batch > 1 and not (self.is_class and issubclass(target, TorchModel))
+        self._is_wrapped = spec.max_batch > 1 and not self.runs_in_graphs
         wrapped = self._is_wrapped
         self.params: tuple[Param, ...] = typed_params(params_of(without_self, place), body, batched=wrapped)
         self.defaults: dict[str, Any] = defaults_of(without_self)  #: per parameter, NOTHING where one is required

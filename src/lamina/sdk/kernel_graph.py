@@ -32,7 +32,7 @@ class KernelGraphFunction(Function[..., Any]):
             raise BadValue(f"{place}: {error.message}", hint=error.hint) from None
         self.graph = graph
         self.target = partial(LoadedKernelGraph, graph, self.plan)
-        self.is_class = True
+        self.is_class = self.runs_in_graphs = True
         self.signature = Signature(inputs, outputs, "lamina_kernel_graph", graph=graph.digest)
         optional = [one.name for one in graph.of_kind("constant", "output")]  #: which may be given keys
         self.params = (*(Param(port.name, True) for port in inputs), *(Param(name, False) for name in optional))

@@ -6,22 +6,32 @@ hold up everyone else while they come.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
+from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
+log = logging.getLogger("lamina")
+
 EVICTION_BATCH = 64  #: connections found by one search through all of them
+SWEEP_S = 0.002  #: to look at connections in one turn of the loop
 
 
-class AddressedConnection(Protocol):
-    """A connection that may have to make room."""
+class SweptConnection(Protocol):
+    """A connection that has timeouts, and may have to make room."""
 
     @property
     def address(self) -> str: ...
 
+    def check_timeouts(self, now_s: float) -> None: ...
 
-AnyConnection = TypeVar("AnyConnection", bound=AddressedConnection)
+    def abort(self) -> None: ...
+
+
+AnyConnection = TypeVar("AnyConnection", bound=SweptConnection)
 
 
 class ConnectionSet(set[AnyConnection]):
@@ -75,3 +85,26 @@ def crowded_last(
         ranked.append((addresses[one.address] - before, -place, one))
     ranked.sort(key=itemgetter(0, 1))
     return [one for _, _, one in ranked]
+
+
+async def sweep(connections: ConnectionSet[AnyConnection], every_s: float, begin: Callable[[], float]) -> None:
+    """Check the timeouts of all connections, again and again. `begin` is called before each time, and tells the time."""
+    while True:
+        await asyncio.sleep(every_s)
+        now_s, unswept = begin(), list(connections)
+        while unswept:
+            sweep_some(unswept, now_s)
+            await asyncio.sleep(0)
+
+
+def sweep_some(unswept: list[AnyConnection], now_s: float) -> None:
+    """Look at some of these connections, and take them off: thousands may have to be told that they are too slow. Not in the
+    task itself: its variables would keep the last connection alive."""
+    until_s = perf_counter() + SWEEP_S
+    while unswept and perf_counter() < until_s:
+        connection = unswept.pop()
+        try:
+            connection.check_timeouts(now_s)
+        except Exception:  # the other connections have timeouts too
+            log.exception("the timeouts of a connection could not be checked")
+            connection.abort()

@@ -238,3 +238,14 @@ class Exchange:
             self.is_streaming = False
             self._on_disconnect = None
             self._append(self._framed(piece) + (b"0\r\n\r\n" if self.keep_alive else b""))
+
+
+class DetachedExchange(Exchange):
+    """An exchange without a connection of this server: what it is told goes another way."""
+
+    __slots__ = ()
+
+    def __init__(self, *, keep_alive: bool = True, head_only: bool = False, is_streaming: bool = False) -> None:
+        self._headers = self.large_body = b""
+        self.charge = self.response = self._on_disconnect = None
+        self.keep_alive, self.head_only, self.is_streaming = keep_alive, head_only, is_streaming

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, Protocol
 
 from lamina.errors import BadValue, LaminaError
 from lamina.server.compression import decompress
-from lamina.server.connection_set import ConnectionSet, crowded_last
-from lamina.server.http1 import HeadCheck, accept_any_head
+from lamina.server.connection_set import ConnectionSet, crowded_last, sweep
 from lamina.server.http2.connection import Http2Connection, Http2Limits
 from lamina.server.http2.hpack import encode
 from lamina.server.http2.stream import Http2Stream
+from lamina.server.http_server import HeadCheck, accept_any_head
 from lamina.server.listener import Listener, listen
 from lamina.server.memory_budget import MemoryBudget, MemoryCharge
 from lamina.server.origins import NO_TOKEN, PAGE_HEADERS, OriginPolicy
@@ -31,7 +31,7 @@ from lamina.server.turn_budget import TurnBudget
 log = logging.getLogger("lamina")
 
 CONNECTIONS = 1_000
-SWEEP_S = 1.0
+SWEEP_EVERY_S = 1.0
 SMALL_MESSAGE = 64 * 2**10
 """Up to this much is parsed in place, whatever it is."""
 LARGE_MESSAGE = 4 * 2**20
@@ -136,7 +136,7 @@ class GrpcServer:
         self._limits = Http2Limits(stream_window=body_limit + 2**20, connection_window=2 * body_limit + 2**21)
         self._connections: ConnectionSet[Http2Connection] = ConnectionSet()
         self._server: Listener | None = None
-        self._sweeper: asyncio.TimerHandle | None = None
+        self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int, secured: ssl.SSLContext | None = None, **options: Any) -> int:
         loop = asyncio.get_running_loop()
@@ -153,7 +153,7 @@ class GrpcServer:
             self._server = await listen(accept, host, port, ssl=secured, **options)
         except OSError as error:
             raise BadValue(f"--grpc-port: cannot listen on {host}:{port}: {error.strerror}", hint="choose another port") from None
-        self._sweep()
+        self._sweeper = loop.create_task(sweep(self._connections, SWEEP_EVERY_S, loop.time))
         return self._server.port
 
     def stop_accepting(self) -> None:
@@ -187,16 +187,6 @@ class GrpcServer:
         connections.discard(idlest)
         idlest.abort()
         return True
-
-    def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._sweeper = loop.call_later(SWEEP_S, self._sweep)
-        for connection in list(self._connections):
-            try:
-                connection.check_timeouts(loop.time())
-            except Exception:  # the other connections have timeouts too
-                log.exception("the timeouts of a connection could not be checked")
-                connection.abort()
 
     def refusal(self, headers: dict[bytes, bytes]) -> tuple[str, str] | None:
         """Why a call is refused by its host or origin."""

@@ -1,4 +1,4 @@
-"""HTTP/1.1 server on httptools (llhttp): strict limits first, and no task per request.
+"""HTTP/1.1 connection on httptools (llhttp): strict limits first, and no task per request.
 
 Why not an off-the-shelf ASGI server: the limits below (header bytes and count, slow senders, floods of tiny chunks) are not
 to be had there, and a rejection must cost microseconds, because under overload most responses are rejections. Measured in
@@ -17,28 +17,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import time
 from collections import deque
-from collections.abc import Callable
-from email.utils import formatdate
-from itertools import islice
-from operator import attrgetter
-from time import perf_counter
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 from msgspec import Struct
 
 from lamina.errors import LaminaError
 from lamina.ipc.event_loop import ImmediateWriter
-from lamina.server.connection_set import ConnectionSet, crowded_last
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.http2.frames import PREFACE, http1_required
-from lamina.server.listener import Listener, listen
-from lamina.server.memory_budget import CONNECTION_BYTES, RETRY_S, MemoryBudget, MemoryCharge, MemoryExhausted, address_key
-from lamina.server.origins import OriginPolicy
-from lamina.server.request_parser import CHARGE_STEP_BYTES, Fault, HeaderNames, OwnHeaders, RequestParser
-from lamina.server.turn_budget import TurnBudget
+from lamina.server.memory_budget import CONNECTION_BYTES, RETRY_S, MemoryCharge, MemoryExhausted, address_key
+from lamina.server.request_parser import CHARGE_STEP_BYTES, Fault, RequestParser
 from lamina.server.websocket import MAX_EARLY_BYTES, WebSocket
+
+if TYPE_CHECKING:
+    from lamina.server.http_server import HttpServer
 
 log = logging.getLogger("lamina")
 
@@ -69,11 +62,6 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     pong_s: float = 20.0  #: and is taken for gone if it does not answer
 
 
-Handler = Callable[[HttpRequest, Exchange], None]
-OnHeadChecked = Callable[[str | LaminaError], None]
-HeadCheck = Callable[[dict[bytes, bytes], OnHeadChecked], None]
-"""Authenticates the headers of a request whose body is still to come; tells the tenant, or why it is rejected, now or later."""
-
 LINGER_S = 2.0
 PROBES_S = (0.001, 0.05, 1.0)  #: after the first probe of a client that has sent its last byte: a reset is met by the next write
 SMALL_BODY_BYTES = 4 * 2**10  #: of requests that are served even when the memory budget is used up
@@ -81,28 +69,10 @@ PIECE_BYTES = 2**10  #: what a piece of a stream counts for, besides its own, wh
 LARGE_BODY_BYTES = 2**20  #: from here on a body is read in turns with others
 SLICE_BYTES = 64  #: of what may be many requests, parsed before the time is looked at: less than two of the shortest
 CHUNKED_BYTES = 512  #: of a body in chunks, behind which there may be more of them
-SWEEP_S = 0.002  #: to look at connections in one turn of the loop
-READS_PER_TURN = 4  #: of large bodies, each of up to 256 KiB
 _RETRY = b"retry-after: %d\r\n" % RETRY_S
 _EXTRA = {401: b"www-authenticate: Bearer\r\n", 503: _RETRY}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _ESTABLISHED = 1  #: of TCP's states
-_idle_since = attrgetter("phase_since")
-
-
-def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Factory of the event loop a server runs best on (uvloop); None: the standard one."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    made: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return made
-
-
-def accept_any_head(headers: dict[bytes, bytes], then: OnHeadChecked) -> None:
-    """Head check of a server without tokens."""
-    then("")
 
 
 class HttpConnection(asyncio.Protocol):
@@ -621,164 +591,3 @@ class HttpConnection(asyncio.Protocol):
         """Close as soon as no response is owed. What a WebSocket is for decides when that ends."""
         if not self._exchanges and self.transport is not None:
             self.transport.close()
-
-
-class ReadTurns:
-    """Turns of large bodies: in one turn of the loop a few pieces are read, of however many bodies that come at once.
-
-    A loop that reads a piece of each of a thousand bodies copies a quarter of a gigabyte before it looks at a small request.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: dict[HttpConnection, None] = {}  #: in their order
-        self._reads = 0
-        self._is_scheduled = False
-
-    def take(self, connection: HttpConnection) -> bool:
-        """Count a read; False: the connection is to wait until `begin_turn`."""
-        self._reads += 1
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._next)
-        if self._reads <= READS_PER_TURN:
-            return True
-        self._waiting[connection] = None
-        return False
-
-    def leave(self, connection: HttpConnection) -> None:
-        """It is closed: nothing of it is kept."""
-        self._waiting.pop(connection, None)
-
-    def _next(self) -> None:
-        self._reads = 0
-        for connection in list(islice(self._waiting, READS_PER_TURN)):
-            del self._waiting[connection]
-            connection.begin_turn()
-        self._is_scheduled = bool(self._waiting)
-        if self._waiting:
-            asyncio.get_running_loop().call_soon(self._next)
-
-
-class HttpServer:
-    """The listener, its connections and their timeouts."""
-
-    def __init__(
-        self,
-        handler: Handler,
-        error_body: Callable[..., tuple[bytes, bytes]],
-        limits: HttpLimits | None = None,
-        own_headers: OwnHeaders | None = None,
-        budget: MemoryBudget | None = None,
-        check_head: HeadCheck = accept_any_head,
-        origins: OriginPolicy | None = None,
-        turns: TurnBudget | None = None,
-    ) -> None:
-        """`error_body` makes body and content type for a status, an error text and, where known, a hint. `check_head` is asked
-        before a body is read that does not come at once. `origins`: hosts and pages that are answered; None: all. `turns`: of
-        pipelined requests; None: those of the running loop."""
-        self.handler = handler
-        self.budget = budget or MemoryBudget()
-        self.check_head = check_head
-        self.origins = origins
-        self.is_memory_full = False  #: as of the last sweep
-        self.error_body = error_body
-        self.limits = limits or HttpLimits()
-        self.own_headers = own_headers
-        self.header_names = HeaderNames(own_headers)
-        self.read_turns = ReadTurns()
-        self.turns = turns or TurnBudget(lambda callback: asyncio.get_running_loop().call_soon(callback))
-        self.connections: ConnectionSet[HttpConnection] = ConnectionSet()
-        self.is_closing = False
-        self._listener: Listener | None = None
-        self._unix: asyncio.AbstractServer | None = None
-        self._sweeper: asyncio.Task[None] | None = None
-        self._update_clock()
-
-    async def start(self, host: str, port: int, **options: Any) -> int:
-        """Listen; returns the port, which the system chooses if 0 is asked for."""
-        self._listener = await listen(lambda: HttpConnection(self), host, port, **options)
-        self._sweeper = asyncio.create_task(self._check_timeouts())
-        return self._listener.port
-
-    async def start_unix(self, path: str) -> None:
-        """Listen on a socket of this machine, for processes that may open the file."""
-        self._unix = await asyncio.get_running_loop().create_unix_server(lambda: HttpConnection(self), path)
-        self._sweeper = asyncio.create_task(self._check_timeouts())
-
-    async def _check_timeouts(self) -> None:
-        while True:
-            await asyncio.sleep(0.5)
-            self._update_clock()
-            self.is_memory_full = self.budget.is_full
-            unswept = list(self.connections)
-            while unswept:
-                self._sweep(unswept)
-                await asyncio.sleep(0)
-
-    def _sweep(self, unswept: list[HttpConnection]) -> None:
-        """Look at some of these connections, and take them off: thousands may have to be told that they are too slow. Not in the
-        task itself: its variables would keep the last connection alive."""
-        until_s = perf_counter() + SWEEP_S
-        while unswept and perf_counter() < until_s:
-            connection = unswept.pop()
-            try:
-                connection.check_timeouts(self.now_s)
-            except Exception:  # the other connections have timeouts too
-                log.exception("the timeouts of a connection could not be checked")
-                connection.abort()
-
-    # -------------------------------------------------------------- connections
-
-    def add(self, connection: HttpConnection) -> None:
-        self.connections.add(connection)
-
-    def remove(self, connection: HttpConnection) -> None:
-        self.connections.discard(connection)
-
-    def has_room(self, address: str) -> bool:
-        """Whether one more connection may come. When all are taken, the idlest one of the address with the most goes."""
-        if len(self.connections) < self.limits.connections:
-            return True
-        idlest = self.connections.next_to_go(lambda: self._find_evictable(address), lambda one: one.is_evictable)
-        if idlest is None:
-            return False
-        idlest.evict()
-        return True
-
-    def _find_evictable(self, newcomer: str) -> list[HttpConnection]:
-        """Connections that may go, the first last: those that are being closed, then the idlest one of the address with the most.
-        A body under way goes only for an address that has fewer connections."""
-        addresses = self.connections.addresses
-        crowd, most = addresses.most_common(1)[0]
-        found = [one for one in self.connections if one.phase == "linger"]
-        if not found:
-            idle = [one for one in self.connections if one.is_evictable and one.phase != "body"]
-            if any(one.address == crowd for one in idle):
-                return crowded_last(idle, addresses, _idle_since)
-        if not found and addresses[newcomer] + 1 < most:
-            found = [one for one in self.connections if one.address == crowd and one.is_evictable]
-        found = found or [one for one in self.connections if one.is_evictable and one.phase == "idle"]
-        found.sort(key=_idle_since, reverse=True)
-        return found
-
-    def _update_clock(self) -> None:
-        """Refresh the cached time and date line: neither timeouts nor dates need them to the millisecond."""
-        self.now_s = time.monotonic()
-        self.date_line = b"date: " + formatdate(usegmt=True).encode() + b"\r\nx-content-type-options: nosniff\r\n"
-
-    async def stop_accepting(self) -> None:
-        self.is_closing = True
-        if self._listener is not None:
-            self._listener.close()
-        if self._unix is not None:
-            self._unix.close()
-        for connection in list(self.connections):
-            connection.close_when_idle()
-
-    async def stop(self) -> None:
-        await self.stop_accepting()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-        for connection in list(self.connections):
-            if connection.transport is not None:
-                connection.transport.close()

@@ -1,4 +1,4 @@
-"""Store interface: transactions, works and callbacks, as the rest of the platform sees them.
+"""Store interface: transactions, works and callbacks, as the rest of the platform sees them; and what a back end gives.
 
 Work is a plain function of a `Session`, run on the store's own thread: `store.write(lambda db: kv.put(db, ...), done)`. Works
 that arrive while the disk is busy become one transaction (group commit): all of them or none. `done` is called on the loop's
@@ -16,9 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lamina.errors import LaminaError, StoreDown
+
+if TYPE_CHECKING:
+    from lamina.store.leadership import LeaderRow
 
 T = TypeVar("T")
 
@@ -144,4 +147,74 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Close after everything written so far; gives up what cannot be written now."""
+        ...
+
+
+# ------------------------------------------------------------------------ back ends
+
+
+class StoreConnection(Session, Protocol):
+    def begin(self) -> None: ...
+
+    def commit(self) -> None: ...
+
+    def rollback(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class WriterConnection(StoreConnection, Protocol):
+    """Connection of a server that leads, or would."""
+
+    @property
+    def blob(self) -> str:
+        """The word for bytes in a schema."""
+        ...
+
+    def try_lock(self) -> bool:
+        """Whether this server has the lock. It is kept as long as the server, or this connection, lives."""
+        ...
+
+    def unlock(self) -> None: ...
+
+    def look(self) -> tuple[LeaderRow, object] | None:
+        """The leader and its signs of life, outside of a transaction; None: there has been none."""
+        ...
+
+    def touch(self) -> bool:
+        """Give a sign of life. False: only a commit is one."""
+        ...
+
+    def evict_leader(self, *, is_blocked: bool) -> None:
+        """Make room where a leader that is no longer waited for is in a transaction, and will not end it. `is_blocked`: the lead
+        could not be taken."""
+        ...
+
+
+class Backend(Protocol):
+    """Back end that opens connections. Each is used by the thread that opened it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def folder(self) -> Path | None: ...
+
+    @property
+    def exists(self) -> bool: ...
+
+    def writer(self) -> WriterConnection: ...
+
+    def reader(self) -> StoreConnection: ...
+
+    def spare_bytes(self) -> int:
+        """Room for what is new; what is left beyond it is for what is under way. As far as it is known."""
+        ...
+
+    def release(self) -> None:
+        """Give back a lock that outlives connections."""
+        ...
+
+    def classify_error(self, error: Exception) -> StoreDown | None:
+        """Classify an error: why the store is down; None if it is the fault of the work."""
         ...

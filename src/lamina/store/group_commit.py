@@ -21,11 +21,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from lamina.errors import LaminaError, LeadershipLost, NotLeader, StoreDown
 from lamina.store import leadership, schema
-from lamina.store.base import Done, Session, Statement, Value, Work
+from lamina.store.base import Backend, Done, Session, Statement, StoreConnection, Value, Work, WriterConnection
 from lamina.store.callbacks import Callback, CallbackQueue
 
 log = logging.getLogger("lamina")
@@ -43,73 +43,6 @@ CLOSE_S = 15.0
 
 MAX_GROUP = 2_000
 """Works in one transaction, at most: the first of them must not wait for ever."""
-
-
-class StoreConnection(Session, Protocol):
-    def begin(self) -> None: ...
-
-    def commit(self) -> None: ...
-
-    def rollback(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class WriterConnection(StoreConnection, Protocol):
-    """Connection of a server that leads, or would."""
-
-    @property
-    def blob(self) -> str:
-        """The word for bytes in a schema."""
-        ...
-
-    def try_lock(self) -> bool:
-        """Whether this server has the lock. It is kept as long as the server, or this connection, lives."""
-        ...
-
-    def unlock(self) -> None: ...
-
-    def look(self) -> tuple[leadership.LeaderRow, object] | None:
-        """The leader and its signs of life, outside of a transaction; None: there has been none."""
-        ...
-
-    def touch(self) -> bool:
-        """Give a sign of life. False: only a commit is one."""
-        ...
-
-    def evict_leader(self, *, is_blocked: bool) -> None:
-        """Make room where a leader that is no longer waited for is in a transaction, and will not end it. `is_blocked`: the lead
-        could not be taken."""
-        ...
-
-
-class Backend(Protocol):
-    """Back end that opens connections. Each is used by the thread that opened it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def folder(self) -> Path | None: ...
-
-    @property
-    def exists(self) -> bool: ...
-
-    def writer(self) -> WriterConnection: ...
-
-    def reader(self) -> StoreConnection: ...
-
-    def spare_bytes(self) -> int:
-        """Room for what is new; what is left beyond it is for what is under way. As far as it is known."""
-        ...
-
-    def release(self) -> None:
-        """Give back a lock that outlives connections."""
-        ...
-
-    def classify_error(self, error: Exception) -> StoreDown | None:
-        """Classify an error: why the store is down; None if it is the fault of the work."""
-        ...
 
 
 _Entry = tuple[Work[Any], Done[Any] | None, bool]
@@ -403,7 +336,7 @@ class GroupCommitStore:
         self._term, self._commits = term, 0
         self._succeeds = row is not None
         self._beat_at_s = time.monotonic() + leadership.BEAT_S
-        if row is not None:
+        if row is not None and row.holder:  # not after one that was stopped in order, as at each start of a server that is alone
             log.info("store %s: this server leads, in term %d", self.name, term)
         self._tell(term)
 

@@ -24,7 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 
 from lamina.ipc.sliced_copies import Parts, pieces_of, size_of
-from lamina.values.references import MAX_SLOT, ShmRef
+from lamina.values.references import MAX_SLOT, ReleaseSlots, ShmRef
 from lamina.values.shm_directory import BadSlot, has_spill, is_foreign, slot_path, spill_path
 
 INLINE_BYTES = 64 * 1024
@@ -101,6 +101,13 @@ class RefCountedSlots(ABC):
             self._recycle(slot, again=False)
         else:
             self._recycle(slot, again=True)
+
+    def release(self, frame: ReleaseSlots) -> None:
+        """What the reader of these has told."""
+        for slot in frame.retired:
+            self.retire(slot)
+        for slot in (*frame.slots, *frame.retired):
+            self.free(slot)
 
     @abstractmethod
     def _recycle(self, slot: int, again: bool) -> None: ...

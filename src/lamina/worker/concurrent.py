@@ -183,7 +183,7 @@ class ConcurrentWorker:
                 case StateValue():
                     self._on_answer(frame)
                 case ReleaseSlots():
-                    self._release(frame)
+                    self._pool.release(frame)
                 case StopProcess():
                     self._stop()
 
@@ -260,9 +260,10 @@ class ConcurrentWorker:
             channel.send(ResultChunk(batch_id, job.job_id, encoding.encode(piece)))
             return not call.is_cancelled
 
-        def beat() -> None:
+        def beat() -> bool:
             if call.may_beat():
                 channel.send(BatchHeartbeat(batch_id))
+            return not call.is_cancelled
 
         ends_s = job.deadline_us / 1e6 if job.deadline_us else math.inf
         context = BatchContext(
@@ -274,9 +275,3 @@ class ConcurrentWorker:
 
     def _open(self, stored: Stored) -> Any:
         return encoding.decode(self._reader.view(stored) if isinstance(stored, ShmRef) else stored)
-
-    def _release(self, frame: ReleaseSlots) -> None:
-        for slot in frame.retired:
-            self._pool.retire(slot)
-        for slot in (*frame.slots, *frame.retired):
-            self._pool.free(slot)

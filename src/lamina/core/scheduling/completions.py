@@ -7,7 +7,9 @@ run, so it counts at once; the slice stays with the one before it.
 
 from __future__ import annotations
 
-from lamina.core.device_timing import DevicePace
+from bisect import bisect_left, insort
+from collections.abc import Mapping
+
 from lamina.core.events import BatchFinished, BatchPaused, InstanceReady, InstanceSegmented, JobOutcome
 from lamina.core.lifecycle import LOADING
 from lamina.core.policy import PrepareRole, View
@@ -15,8 +17,60 @@ from lamina.core.rolling_update import RollingUpdate
 from lamina.core.scheduling.cluster import Cluster
 from lamina.core.scheduling.failures import Failures
 from lamina.core.scheduling.jobs import RunDefects, Tenancy
-from lamina.core.scheduling.leases import slice_label
+from lamina.core.scheduling.leases import Device, slice_label
 from lamina.core.scheduling.state import Batch, ControllerState
+
+PACE_SMOOTHING = 0.2  #: weight of the newest observation of the pace of a device
+SLOWER = 2.0
+"""So many times the pace of the fastest device of its kind makes one slow. Against each other: predictions have widened by
+then."""
+
+MIN_OBSERVATIONS = 5
+LEAST_PACE = 0.1
+"""A device is not so fast that all others are slow beside it."""
+
+
+class DevicePace:
+    """Pace of each device: mean of observed over predicted time. Those of one kind are in order: the fastest is found at once.
+
+    Predictions are learnt per kind of device. A machine that is slow for reasons of its own (another user, a throttled clock, a
+    failing disk) must not slow down the plans for the others: while they keep to the prediction it teaches nothing, and what it
+    takes longer counts as part of the way there, which is its own. When all become slower, the function has changed: all teach.
+    """
+
+    def __init__(self) -> None:
+        self._paces: dict[str, tuple[int, float]] = {}
+        self._fastest: dict[str, list[tuple[float, str]]] = {}  #: by kind: paces and devices that have been seen often enough
+
+    def usual_us(self, batch: Batch, devices: Mapping[str, Device], device_us: int) -> int:
+        """Of the time that a batch took on its device, what it would have taken on another of that kind: all of it, unless its
+        own is slow by itself."""
+        if not batch.predicted_us:
+            return device_us
+        device = batch.device.spec
+        seen, before = self._paces.get(device.id, (0, 0.0))
+        seen, ratio = seen + 1, device_us / batch.predicted_us
+        pace = before + max(PACE_SMOOTHING, 1 / seen) * (ratio - before)
+        self._paces[device.id] = (seen, pace)
+        if seen < MIN_OBSERVATIONS:
+            return device_us
+        paces = self._fastest.setdefault(device.kind, [])
+        if (at := bisect_left(paces, (before, device.id))) < len(paces) and paces[at] == (before, device.id):
+            del paces[at]
+        fastest = self._fastest_other(paces, device.kind, devices)
+        insort(paces, (pace, device.id))
+        is_slow = fastest is not None and pace > SLOWER * max(LEAST_PACE, fastest)
+        return min(device_us, batch.predicted_us) if is_slow else device_us
+
+    def _fastest_other(self, paces: list[tuple[float, str]], kind: str, devices: Mapping[str, Device]) -> float | None:
+        """Least of these paces; entries of devices that have left are dropped when they come first."""
+        while paces:
+            pace, name = paces[0]
+            device = devices.get(name)
+            if device is not None and device.spec.kind == kind and self._paces[name][1] == pace:
+                return pace
+            del paces[0]
+        return None
 
 
 class Completions:

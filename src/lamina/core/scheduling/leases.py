@@ -6,7 +6,6 @@ from bisect import bisect_left, insort
 from collections.abc import Container
 from dataclasses import dataclass, field
 
-from lamina.core.device_timing import WayEstimate
 from lamina.core.unit_blocks import SharedUnits, aligned_starts, find_block
 from lamina.types import WHOLE_UNIT, DeviceSpec
 
@@ -16,6 +15,45 @@ def slice_label(device: str, mask: int) -> str:
     low = (mask & -mask).bit_length() - 1
     high = mask.bit_length() - 1
     return f"{device}/{low}" if low == high else f"{device}/{low}-{high}"
+
+
+WAY_SMOOTHING = 0.1  #: weight of the newest observation of the way to a device
+WAY_FIRST_DEVIATION = 0.1  #: deviation assumed of a way that was seen once, as a part of it
+WAY_PLAN_DEVIATIONS = 2.0  #: mean deviations that a plan adds: one that plans with the mean is late half of the time
+WAY_CLIP, WAY_CLIP_US = 4, 1_000  #: most that one observation counts, in what is planned with: a stall is no way
+WAY_RELAXED = 0.7  #: what is left of it when nothing has run for long that could prove it wrong
+
+
+@dataclass(slots=True)
+class WayEstimate:
+    """Way to a device, there and back: hand-over, a network, and whatever else lies between the controller and a slice.
+
+    Measured per device, from the start of a batch to its result less the executor's own time, and planned with in every estimate.
+    So a device that is far away, or whose machine is busy, gets less to do, and no other does.
+    """
+
+    planning_us: int = 0
+    _seen: int = 0
+    _mean_us: float = 0.0
+    _deviation_us: float = 0.0
+
+    def observe(self, way_us: int) -> None:
+        seen_us, mean_us = float(max(0, way_us)), self._mean_us
+        if not self._seen or seen_us < 0.5 * mean_us - self._deviation_us:  # the first, or it is far shorter than it was
+            self._seen, self._mean_us, self._deviation_us = 1, seen_us, WAY_FIRST_DEVIATION * seen_us
+        else:
+            self._seen += 1
+            step = max(WAY_SMOOTHING, 1 / self._seen)
+            seen_us = min(seen_us, float(max(WAY_CLIP * self.planning_us, WAY_CLIP_US)))
+            self._deviation_us += step * (abs(seen_us - mean_us) - self._deviation_us)
+            self._mean_us += step * (seen_us - mean_us)
+        self.planning_us = int(self._mean_us + WAY_PLAN_DEVIATIONS * self._deviation_us)
+
+    def relax(self) -> None:
+        """Believe it less: calls are rejected because of it, and none runs that could prove it wrong."""
+        self._mean_us *= WAY_RELAXED
+        self._deviation_us *= WAY_RELAXED
+        self.planning_us = int(self._mean_us + WAY_PLAN_DEVIATIONS * self._deviation_us)
 
 
 @dataclass(slots=True)
@@ -62,12 +100,12 @@ class Device:
         self._way.relax()
         self.way_us = self._way.planning_us
 
-    def reserved_units(self, instance: str) -> int:
-        """Units reserved for other instances and not lent."""
+    def reserved_units(self, instance: str, *, lent: bool = False) -> int:
+        """Units reserved for other instances, and not lent, or those too. A shared home belongs to all that share it."""
         kept = 0
         own = self.homes.get(instance, 0)
         for owner, mask in self.homes.items():
-            if owner not in self.lent and mask != own:
+            if mask != own and (lent or owner not in self.lent):
                 kept |= mask
         return kept
 
@@ -97,15 +135,6 @@ class Device:
         """Batches on some of these units: those that give way to one there, or to which one that gives way does."""
         others = self.running if gives_way else self.yielding
         return tuple([batch_id for batch_id, units in others.items() if units & mask]) if others else ()
-
-    def homes_of_others(self, instance: str) -> int:
-        """Units reserved for other instances, lent or not. A shared home belongs to all that share it."""
-        kept = 0
-        own = self.homes.get(instance, 0)
-        for mask in self.homes.values():
-            if mask != own:
-                kept |= mask
-        return kept
 
     def shared_block(self, units: int, parts: int, kept: int) -> int:  # with so many parts left, none `kept` for others
         return find_block(self.shared.room(parts) & ~kept, units, self.spec.limits.aligned, self.spec.units)
@@ -221,28 +250,3 @@ class Device:
         del self.instances[instance]
         self.memory_used_mib -= memory_mib
         self.unreserve(instance)
-
-    def check(self) -> None:
-        self.shared.check(self.running)
-        busy = 0
-        for batch_id, mask in self.running.items():
-            assert batch_id in self.shared.parts or not busy & mask, f"slices overlap on {self.spec.id}"
-            busy |= mask
-        assert busy == self.busy, f"{self.spec.id} counts units that no batch holds"
-        for index in (self.ends, self.returns):
-            assert index == sorted(index) and len(index) == len(self.running), f"ends on {self.spec.id} are out of order"
-        assert busy | self.all_units == self.all_units, f"more units leased than {self.spec.id} has"
-        assert self.cores_busy == sum(self.cores.values()) <= self.spec.cores, f"cores of {self.spec.id} are over-committed"
-        assert self.cores.keys() <= {*self.running, *self.yielding}, "cores outlived their batch"
-        assert self.yielding_units.bit_count() == sum(mask.bit_count() for mask in self.yielding.values()), (
-            "overlap gives way twice"
-        )
-        kept = 0
-        for mask in set(self.homes.values()):
-            assert not kept & mask, f"homes overlap on {self.spec.id}"
-            assert self.time_share_given(mask) <= 1 + 1e-9, f"more than all the time of a slice of {self.spec.id} is given away"
-            kept |= mask
-        assert self.time_shares.keys() == self.homes.keys()
-        assert 0 <= self.memory_used_mib <= self.spec.memory_mib, f"memory of {self.spec.id} is over its cap"
-        assert self.homes.keys() <= self.instances.keys(), "a home outlived its instance"
-        assert self.lent <= self.homes.keys(), "nothing is lent where there is no home"

@@ -207,7 +207,7 @@ def _predecessors(view: View, function: FunctionState, instance: Instance, devic
     units that it does not give up for others, not on the home of another, nor abandoned: when that ends is not known well."""
     if function.spec.parts < WHOLE_UNIT and function.spec.parts_on(device.spec) < WHOLE_UNIT:
         return
-    foreign = device.homes_of_others(instance.id) if device.homes else 0
+    foreign = device.reserved_units(instance.id, lent=True) if device.homes else 0
     foreign |= closed_units(view, function, instance, device) if device.yielding else 0
     if instance.has_capacity(function.batches_at_once(device)):
         for end_us, batch_id, _ in device.ends:

@@ -1,11 +1,10 @@
-"""State of the controller: the clock, functions, instances and batches; `check()` verifies the invariants.
+"""State of the controller: the clock, functions, instances and batches; `check()` verifies the invariants (`invariants.py`).
 
 Fields are written by methods of the class that has them; each register of `ControllerState` by one module (`controller.py`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from itertools import count
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from lamina.core.giving_way import NO_PAUSES, Pauses
+from lamina.core.invariants import check_quiet, check_state
 from lamina.core.lifecycle import INSTANCE_TRANSITIONS, InstancePhase
 from lamina.core.scheduling.jobs import ActiveCall, Job
 from lamina.core.scheduling.leases import Device
@@ -374,77 +374,7 @@ class ControllerState:
         self.booking_horizon_us = horizon_us
 
     def check(self) -> None:
-        """Check every invariant that a single moment can show."""
-        for device in self.devices.values():
-            device.check()
-            assert device.memory_used_mib == sum(self.instances[i].memory_mib for i in device.instances)
-        in_batch = {job.id: batch for batch in self.batches.values() for job in batch.jobs}
-        assert len(in_batch) == sum(len(batch.jobs) for batch in self.batches.values()), "a job is in two batches"
-        queued = self._check_functions()
-        assert not in_batch.keys() & queued.keys(), "a job is queued or in a batch, never both"
-        for call_id, run in self.runs.items():
-            assert run.call.id == call_id
-            assert not run.is_ended, f"{call_id} has ended and is still here"
-            run.check()
-            for job in run.jobs.values():
-                assert job.is_queued == (job.id in queued), f"job {job.id} of {call_id} is {job.state} and its queue disagrees"
-                assert bool(job.batch_id) == (job.id in in_batch), f"job {job.id} of {call_id} is in no batch, or not in its own"
-        for job in queued.values():
-            assert self.runs.get(job.run.call.id) is job.run, "a queued job has no run"
-            assert job.id in job.run.jobs, "a queued job its run does not know"
-        self._check_batches()
-        for instance in self.instances.values():
-            assert instance.running == sum(batch.started_us >= 0 for batch in instance.batches.values())
-            limit = self.devices[instance.device].spec.limits.batches_per_instance
-            is_shared = any(batch.part < 1 for batch in instance.batches.values())  # the parts are its limit
-            assert not limit or is_shared or instance.running <= limit, f"{instance.id} runs {instance.running} batches at once"
-            serves = instance.phase in (InstancePhase.WARM, InstancePhase.DRAINING)
-            assert not instance.batches or serves, "it cannot run batches yet"
-            assert self.functions[instance.function].instances.get(instance.id) is instance
-            assert self.devices[instance.device].instances.get(instance.id) == instance.function, f"{instance.id} is on no device"
-        if not self.runs:
-            assert not self.waiting, "quiet, and jobs still wait"
-            assert not self.deferred, "quiet, and jobs are still put off"
-
-    def _check_functions(self) -> dict[int, Job]:
-        queued: dict[int, Job] = {}
-        for name, function in self.functions.items():
-            assert not (name in self.waiting and name in self.deferred), f"{name} is to be asked about and put off"
-            assert (len(function.queue) > 0) == (name in self.waiting or name in self.deferred), f"{name} is not listed right"
-            hosts = Counter(i.device for i in function.instances.values())
-            listed = {host for host, those in self.backlogged.items() if name in those}
-            assert listed == (hosts.keys() if len(function.queue) else set()), f"{name} is not counted where it waits"
-            assert function.instances_by_device == hosts, f"{name} is not where it is said to be"
-            jobs = function.queue.jobs()
-            assert len({job.id for job in jobs}) == len(jobs), f"{name} queues a job twice"
-            queued |= {job.id: job for job in jobs}
-            if function.bucket:
-                assert function.bucket.level_us <= function.bucket.burst_us, f"{name} has saved more than its bucket holds"
-            expected = sum(run.expected_jobs.get(name, 0.0) for run in self.runs.values())
-            assert abs(function.expected_jobs - expected) < 1e-6 * (1 + expected), f"{name} expects jobs no run will bring"
-        return queued
-
-    def _check_batches(self) -> None:
-        for batch in self.batches.values():
-            assert batch.instance.batches.get(batch.id) is batch, "a batch its instance does not know"
-            assert self.instances.get(batch.instance.id) is batch.instance, "a batch on an instance that is gone"
-            if batch.started_us >= 0:
-                leases = batch.device.yielding if batch.gives_way else batch.device.running
-                assert leases.get(batch.id) == batch.mask, "a running batch without a lease"
-                expected = ((batch.expected_end_us, batch.device.ends), (batch.slice_free_us, batch.device.returns))
-                for at_us, index in expected if not batch.gives_way else ():
-                    assert (at_us, batch.id, batch.mask.bit_count()) in index, "its device expects it at another time"
-                assert batch.behind is None
-            else:
-                assert batch.behind is not None, "a booked batch behind nothing"
-                assert batch.behind.follower is batch, "a booked batch the one before it does not know"
-                assert self.batches.get(batch.behind.id) is batch.behind, "booked behind a batch that is over"
-                assert batch.behind.started_us >= 0, "booked behind a booked batch"
-                assert batch.mask & ~batch.behind.mask == 0, "booked for units it will not inherit"
+        check_state(self)
 
     def check_quiet(self) -> None:
-        """Check that with nothing left to do, everything is given back."""
-        assert not self.runs, f"{len(self.runs)} calls never ended"
-        assert not self.batches
-        idle = [device.busy == 0 and not device.yielding for device in self.devices.values()]
-        assert all(idle), "quiet, and units are still leased"
+        check_quiet(self)

@@ -64,23 +64,12 @@ class ActiveApps:
 
     def find_app(self, grant: Grant, app: str) -> AppVersion:
         """An app, if the caller reaches it."""
-        served = self.apps.get(app)
-        seen = [one.app for one in self.visible_to(grant)]
-        missing = NotFound(f"no app {app[:80]!r}", hint=did_you_mean(app[:80], seen, "lamina ls"))
-        if served is None:
-            raise missing
-        grant.check_owner(served.tenant, missing)
-        return served
+        return _reached(grant, self.apps.get(app), "app", app, [one.app for one in self.visible_to(grant)])
 
     def app_with_function(self, grant: Grant, function: str) -> AppVersion:
         """The app that has this function, if the caller reaches it."""
-        owner = self._app_with(function)
         seen = [spec.name for one in self.visible_to(grant) for spec in one.manifest.functions]
-        missing = NotFound(f"no function {function[:80]!r}", hint=did_you_mean(function[:80], seen, "lamina ls"))
-        if owner is None:
-            raise missing
-        grant.check_owner(owner.tenant, missing)
-        return owner
+        return _reached(grant, self._app_with(function), "function", function, seen)
 
     def _app_with(self, function: str) -> AppVersion | None:
         return next((one for one in self.apps.values() if any(f.name == function for f in one.manifest.functions)), None)
@@ -251,3 +240,11 @@ def _retired_specs(before: AppVersion, specs: list[FunctionSpec], known: dict[st
     names = {spec.name for spec in specs}
     old = [known[spec.name].spec for spec in before.manifest.functions if spec.name not in names and spec.name in known]
     return [msgspec.structs.replace(spec, scale=msgspec.structs.replace(spec.scale, min=0)) for spec in old]
+
+
+def _reached(grant: Grant, found: AppVersion | None, kind: str, name: str, seen: list[str]) -> AppVersion:
+    missing = NotFound(f"no {kind} {name[:80]!r}", hint=did_you_mean(name[:80], seen, "lamina ls"))
+    if found is None:
+        raise missing
+    grant.check_owner(found.tenant, missing)
+    return found

@@ -25,7 +25,8 @@ from lamina.gateway.routes.problems import parse_error_body
 from lamina.gateway.routes.request_options import OWN_HEADERS
 from lamina.gateway.routes.targets import TargetRegistry
 from lamina.sdk.app import App
-from lamina.server.http1 import HttpLimits, HttpServer
+from lamina.server.http1 import HttpLimits
+from lamina.server.http_server import HttpServer
 from lamina.server.listener import server_context
 from lamina.server.origins import OriginPolicy, OriginSettings
 from lamina.state.triggers import Triggers

@@ -42,7 +42,7 @@ from lamina.gateway.ingress.throttle import UNKNOWN_TENANT, CallPacer, TenantSha
 from lamina.ipc.event_loop import clock_us
 from lamina.ipc.framing import FrameError
 from lamina.server.exchange import HttpRequest
-from lamina.server.http1 import OnHeadChecked
+from lamina.server.http_server import OnHeadChecked
 from lamina.values.references import NodeRef, ReleaseSlots, ShmRef
 from lamina.values.shm import ShmPool, ShmReader
 
@@ -283,10 +283,7 @@ class ControllerLink(asyncio.Protocol):
 
     def _on_release(self, frame: ReleaseSlots) -> None:
         assert self._pool is not None
-        for slot in frame.retired:
-            self._pool.retire(slot)
-        for slot in (*frame.slots, *frame.retired):
-            self._pool.free(slot)
+        self._pool.release(frame)
 
     # -------------------------------------------------------------------- the socket
 

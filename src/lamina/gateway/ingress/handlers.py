@@ -33,12 +33,7 @@ from lamina.gateway.ingress.messages import (
     RpcReply,
     RpcRequest,
     SocketAccepted,
-    SocketClose,
-    SocketInput,
     SocketLeft,
-    SocketMessage,
-    SocketTaken,
-    socket_data,
 )
 from lamina.gateway.oip.grpc_methods import InferenceMethods
 from lamina.gateway.oip.inference import (
@@ -64,6 +59,7 @@ from lamina.gateway.routes.http_codec import decode_inputs, encode_result, reply
 from lamina.gateway.routes.problems import answered, defect_problem, error_problem, rejection_problem, respond_problem
 from lamina.gateway.routes.rejection_cache import CachedRejection
 from lamina.ipc.event_loop import clock_us
+from lamina.ipc.framing import SocketClose, SocketMessage, SocketTaken
 from lamina.sdk.binding import Param
 from lamina.server.drain_watch import DrainWatch
 from lamina.server.exchange import Exchange, HttpRequest
@@ -340,7 +336,7 @@ class SocketReply:
             link.cancel(number)
             return
         socket.accept(
-            lambda message: link.send(SocketInput(number, *socket_data(message))),
+            lambda message: link.send(SocketMessage.of(number, message)),
             lambda code, reason: link.leave(SocketLeft(number, code, reason)),
             *(accepted.protocol, accepted.tenant, accepted.headers),
         )

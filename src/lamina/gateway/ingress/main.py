@@ -23,7 +23,7 @@ from lamina.gateway.routes.codec_pool import CodecPool, prepare_message
 from lamina.gateway.routes.problems import parse_error_body
 from lamina.gateway.routes.request_options import OWN_HEADERS
 from lamina.server.async_stderr import async_stderr
-from lamina.server.http1 import HttpServer, event_loop_factory
+from lamina.server.http_server import HttpServer, event_loop_factory
 from lamina.server.listener import server_context
 from lamina.server.memory_budget import MemoryBudget
 from lamina.server.origins import OriginPolicy

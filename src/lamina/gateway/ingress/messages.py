@@ -11,7 +11,7 @@ from msgspec import Struct
 from lamina.core.actions import Reply
 from lamina.gateway.observability.logs import LogFormat
 from lamina.gateway.routes.problems import HttpProblem
-from lamina.ipc.framing import FrameReader, FrameTooBig, Natural, StopProcess, pack
+from lamina.ipc.framing import FrameReader, FrameTooBig, Natural, SocketClose, SocketMessage, SocketTaken, StopProcess, pack
 from lamina.sdk.binding import Param
 from lamina.sdk.tensors import Signature
 from lamina.server.http1 import HttpLimits
@@ -157,18 +157,6 @@ class TenantLookup(Struct, frozen=True, array_like=True, tag=26):
     """Whose calls are those with this header? Asked when calls are held back."""
 
     authorization: bytes | None
-
-
-class SocketInput(Struct, frozen=True, array_like=True, tag=31):
-    """A message of the client of a WebSocket."""
-
-    number: Natural
-    data: bytes
-    is_text: bool
-
-    @property
-    def message(self) -> str | bytes:
-        return self.data.decode() if self.is_text else self.data
 
 
 class SocketLeft(Struct, frozen=True, array_like=True, tag=32):
@@ -327,33 +315,6 @@ class SocketAccepted(Struct, frozen=True, array_like=True, tag=33):
     headers: bytes
 
 
-class SocketMessage(Struct, frozen=True, array_like=True, tag=34):
-    """A message for the client of a WebSocket."""
-
-    number: Natural
-    data: bytes
-    is_text: bool
-
-    @property
-    def message(self) -> str | bytes:
-        return self.data.decode() if self.is_text else self.data
-
-
-class SocketTaken(Struct, frozen=True, array_like=True, tag=35):
-    """So many messages of the client have been taken."""
-
-    number: Natural
-    count: Natural
-
-
-class SocketClose(Struct, frozen=True, array_like=True, tag=36):
-    """The WebSocket is to be closed."""
-
-    number: Natural
-    code: Natural
-    reason: str
-
-
 FromIngress = (
     CallRequest
     | RequestHead
@@ -367,7 +328,7 @@ FromIngress = (
     | CommitAllowed
     | HeldBack
     | TenantLookup
-    | SocketInput
+    | SocketMessage
     | SocketLeft
     | ResponseTaken
 )
@@ -403,11 +364,6 @@ class ControllerMessages(Struct, frozen=True, array_like=True, tag=1):
     """All messages to an ingress in one turn of the controller's loop."""
 
     messages: list[ToIngress]
-
-
-def socket_data(message: str | bytes) -> tuple[bytes, bool]:
-    """A message of a WebSocket as bytes, and whether it is text."""
-    return (message.encode(), True) if isinstance(message, str) else (message, False)
 
 
 def ingress_reader() -> FrameReader[IngressMessages]:

@@ -47,7 +47,7 @@ from lamina.gateway.oip.setup import OpenInference
 from lamina.gateway.routes.problems import PROBLEM, error_problem
 from lamina.gateway.routes.router import Router
 from lamina.gateway.routes.targets import CallTarget
-from lamina.server.http1 import HeadCheck
+from lamina.server.http_server import HeadCheck
 from lamina.state.kv_state import StateTable
 from lamina.values.references import ErrorInfo, NodeRef, ReleaseSlots, ShmRef, Stored
 

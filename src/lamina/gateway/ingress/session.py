@@ -42,16 +42,11 @@ from lamina.gateway.ingress.messages import (
     RpcRequest,
     SlotPayload,
     SocketAccepted,
-    SocketClose,
-    SocketInput,
     SocketLeft,
-    SocketMessage,
-    SocketTaken,
     TenantFound,
     TenantLookup,
     ingress_reader,
     pack_messages,
-    socket_data,
 )
 from lamina.gateway.ingress.throttle import UNKNOWN_TENANT, HostThrottle
 from lamina.gateway.oip.grpc_service import GrpcMethods
@@ -62,11 +57,11 @@ from lamina.gateway.routes.problems import PROBLEM, HttpProblem, defect_problem,
 from lamina.gateway.routes.router import Router
 from lamina.ipc.child_process import ChildProcess, ProcessSpec
 from lamina.ipc.event_loop import clock_us
-from lamina.ipc.framing import FrameError
+from lamina.ipc.framing import FrameError, SocketClose, SocketMessage, SocketTaken
 from lamina.server.drain_watch import piece_cost
-from lamina.server.exchange import Exchange, HttpRequest
+from lamina.server.exchange import DetachedExchange, HttpRequest
 from lamina.server.grpc import RpcContext, RpcError
-from lamina.server.http1 import HeadCheck
+from lamina.server.http_server import HeadCheck
 from lamina.server.websocket import ABNORMAL, NORMAL, MessageSocket, OnSocketClose, OnSocketMessage, check_handshake
 from lamina.values.references import ShmRef, Stored
 from lamina.values.slot_refs import SlotReferences, WorkerSlots
@@ -77,7 +72,7 @@ INFER = rule_of("grpc", "ModelInfer")
 PROCESS_SPEC = ProcessSpec("lamina.gateway.ingress.main", ingress_reader)
 
 
-class RemoteReply(Exchange):
+class RemoteReply(DetachedExchange):
     """The reply to one request of an ingress process, by any protocol: an HTTP response, rows of an inference, gRPC messages.
 
     Text is made of results where they leave: here they go out as they are, and what is in shared memory stays there until the
@@ -90,12 +85,7 @@ class RemoteReply(Exchange):
 
     def __init__(self, session: IngressSession, number: int, keep_alive: bool = True, *, is_streaming: bool = False) -> None:
         """`is_streaming`: chunks of an inference or messages of a gRPC stream will follow."""
-        self.keep_alive = keep_alive
-        self.head_only = False
-        self.charge = None
-        self.response = None
-        self.is_streaming = is_streaming
-        self._on_disconnect = None
+        super().__init__(keep_alive=keep_alive, is_streaming=is_streaming)
         self._number = number
         self._session = session
         self._unsent = 0
@@ -237,9 +227,9 @@ class RemoteSocket(MessageSocket):
 
     def send(self, message: str | bytes) -> None:
         if self._is_open:
-            data, is_text = socket_data(message)
-            self._on_sent(data)
-            self._session.send(SocketMessage(self._number, data, is_text))
+            sent = SocketMessage.of(self._number, message)
+            self._on_sent(sent.data)
+            self._session.send(sent)
 
     def taken(self, count: int) -> None:
         if self._is_open:
@@ -293,7 +283,7 @@ class IngressSession:
             RequestHead: self._on_head,
             ReplyConsumed: self._on_reply_consumed,
             ClientGone: self._on_client_gone,
-            SocketInput: self._on_socket_input,
+            SocketMessage: self._on_socket_input,
             SocketLeft: self._on_socket_left,
             ForwardedRequest: self._on_forwarded,
             RpcRequest: self._on_rpc,
@@ -443,7 +433,7 @@ class IngressSession:
             raise FrameError(f"head {number} was never sent")
         return head
 
-    def _on_socket_input(self, message: SocketInput) -> None:
+    def _on_socket_input(self, message: SocketMessage) -> None:
         socket = self.sockets.get(message.number)
         if socket is not None:
             socket.receive(message.message)

@@ -17,7 +17,8 @@ from lamina.gateway.oip.inference_service import InferenceService
 from lamina.gateway.oip.setup import OpenInference
 from lamina.gateway.routes.router import Router
 from lamina.gateway.routes.targets import CallTarget
-from lamina.server.http1 import HeadCheck, HttpLimits, accept_any_head
+from lamina.server.http1 import HttpLimits
+from lamina.server.http_server import HeadCheck, accept_any_head
 from lamina.server.memory_budget import NO_LIMIT
 from lamina.server.origins import OriginSettings
 from lamina.values.slot_refs import SlotReferences

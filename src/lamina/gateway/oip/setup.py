@@ -13,7 +13,7 @@ from lamina.gateway.oip.repository import ModelRepository
 from lamina.gateway.oip.rest import OpenInferenceRoutes
 from lamina.gateway.routes.codec_pool import CodecPool, prepare_message
 from lamina.gateway.routes.explain import SampledRefusals
-from lamina.server.http1 import HeadCheck
+from lamina.server.http_server import HeadCheck
 from lamina.server.listener import server_context
 from lamina.server.memory_budget import MemoryBudget
 from lamina.server.origins import OriginPolicy, OriginSettings

@@ -24,14 +24,14 @@ import msgspec
 from lamina import encoding
 from lamina.access.authorization import Grant
 from lamina.drivers.engine import MessageStream
-from lamina.errors import BadValue, Conflict, FunctionFailed, LaminaError, NotFound, Refused, UnknownTarget
+from lamina.errors import BadValue, Conflict, FunctionFailed, LaminaError, NotFound, Refused
 from lamina.gateway.routes.calls import CallHandler
 from lamina.gateway.routes.codec_pool import CodecTooLarge, check_light
 from lamina.gateway.routes.http_codec import JSON, VALUE, DecodedBody, decode_inputs, parse_query, query_int
 from lamina.gateway.routes.router import RouteHandler
 from lamina.gateway.routes.streaming import NO_RESULT, piece_text
 from lamina.gateway.routes.targets import CallTarget, TargetRegistry
-from lamina.server.exchange import Exchange, HttpRequest
+from lamina.server.exchange import DetachedExchange, Exchange, HttpRequest
 from lamina.server.memory_budget import MemoryBudget
 from lamina.server.process_status import ProcessStatus
 from lamina.server.websocket import UnreadWindow
@@ -62,7 +62,7 @@ KEPT_S = 60.0
 _READ = ("after", "wait_ms")
 
 
-class CallSession(Exchange):
+class CallSession(DetachedExchange):
     """A session: stands in for the exchange of its call. `sink` takes what the function yields."""
 
     __slots__ = (
@@ -71,10 +71,7 @@ class CallSession(Exchange):
     )  # fmt: skip
 
     def __init__(self, function: str, tenant: str, idle_us: int, budget: MemoryBudget) -> None:
-        self._on_disconnect = None
-        self.charge = None
-        self.response = None
-        self.is_streaming = False
+        super().__init__()
         self.id = secrets.token_urlsafe(18)
         self.function = function
         self.tenant = tenant
@@ -338,9 +335,7 @@ class SessionRoutes:
         return session
 
     def _target(self, grant: Grant, name: str) -> CallTarget:
-        target = self._targets.by_path.get(f"/v1/functions/{name}".encode("latin-1", "replace"))
-        if target is None or not grant.sees(target.tenant):
-            raise UnknownTarget(f"no function {name[:80]!r}", hint="GET /v1/functions lists them")
+        target = self._targets.function_for(grant, name)
         if self._process.refusal is not None:
             raise self._process.refusal()
         return target if target.split is None else target.split.stable

@@ -22,7 +22,7 @@ import msgspec
 from lamina import encoding
 from lamina.access.authorization import Grant
 from lamina.drivers.engine import MessageStream
-from lamina.errors import BadValue, LaminaError, Unauthorized, UnknownTarget
+from lamina.errors import BadValue, LaminaError, Unauthorized
 from lamina.gateway.observability import logs
 from lamina.gateway.routes.calls import CallHandler
 from lamina.gateway.routes.codec_pool import CodecTooLarge, is_heavy_json
@@ -32,7 +32,7 @@ from lamina.gateway.routes.request_options import OPTION_HEADERS
 from lamina.gateway.routes.streaming import NO_RESULT, ServerSentEvents, piece_value
 from lamina.gateway.routes.targets import CallTarget, TargetRegistry
 from lamina.sdk.binding import Param, bind, bind_named
-from lamina.server.exchange import Exchange, HttpRequest
+from lamina.server.exchange import DetachedExchange, Exchange, HttpRequest
 from lamina.server.process_status import ProcessStatus
 from lamina.server.websocket import (
     GOING_AWAY,
@@ -62,16 +62,13 @@ MAX_PROBLEM_BYTES = 64 * 2**10
 _KEPT_HEADERS = OPTION_HEADERS | {b"traceparent"}
 
 
-class SocketSession(Exchange):
+class SocketSession(DetachedExchange):
     """Answer to a call over a WebSocket: stands in for an exchange. `sink` takes what the function yields."""
 
     __slots__ = ("__weakref__", "_has_sent", "_is_draining", "_socket", "sink")
 
     def __init__(self, socket: MessageSocket, *, takes_messages: bool) -> None:
-        self._on_disconnect = None
-        self.charge = None
-        self.response = None
-        self.is_streaming = False
+        super().__init__()
         self._socket = socket
         self._has_sent = self._is_draining = False
         self.sink = MessageStream(self._send_value, socket.taken) if takes_messages else self._send_value
@@ -224,9 +221,7 @@ class SocketRoutes:
             begin(lambda: encode_inputs(query_inputs(request.query, params)), len(request.query))
 
     def _target(self, request: HttpRequest, grant: Grant, name: str) -> CallTarget:
-        target = self._targets.by_path.get(f"/v1/functions/{name}".encode("latin-1"))
-        if target is None or not grant.sees(target.tenant):
-            raise UnknownTarget(f"no function {name[:80]!r}", hint="GET /v1/functions lists them")
+        target = self._targets.function_for(grant, name)
         if self._process.refusal is not None:
             raise self._process.refusal()
         if b"prefer" in request.headers:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lamina.access.authorization import Grant
 from lamina.core.workflow.flow import Flow
+from lamina.errors import UnknownTarget
 from lamina.gateway.observability.metrics import CallOutcomes
 from lamina.sdk.app import App
 from lamina.sdk.binding import Param
@@ -92,6 +94,13 @@ class TargetRegistry:
         self.by_path = {f"/v1/{target.kind}s/{target.name}".encode(): target for target in self.all}
         for notify in self._subscribers:
             notify()
+
+    def function_for(self, grant: Grant, name: str) -> CallTarget:
+        """A function by name, as far as it is there for this client."""
+        target = self.by_path.get(f"/v1/functions/{name}".encode("latin-1", "replace"))
+        if target is None or not grant.sees(target.tenant):
+            raise UnknownTarget(f"no function {name[:80]!r}", hint="GET /v1/functions lists them")
+        return target
 
     def subscribe(self, notify: Callable[[], None]) -> None:
         self._subscribers.append(notify)

@@ -26,23 +26,19 @@ from lamina.gateway.web_app.messages import (
     WebAccept,
     WebBody,
     WebClientLeft,
-    WebClose,
     WebDrained,
     WebEnded,
     WebHostReady,
     WebHostSetup,
-    WebInput,
-    WebOutput,
     WebRequest,
     WebRequestBody,
     WebStart,
-    WebTaken,
     gateway_reader,
 )
-from lamina.ipc.framing import FrameError, StopProcess, pack
+from lamina.ipc.framing import FrameError, SocketClose, SocketMessage, SocketTaken, StopProcess, pack
 from lamina.sdk.app_loader import load_app
 from lamina.server.drain_watch import piece_cost
-from lamina.server.http1 import event_loop_factory
+from lamina.server.http_server import event_loop_factory
 
 log = logging.getLogger("lamina")
 
@@ -78,7 +74,7 @@ class RunningScope:
     async def receive(self) -> Message:
         message = await self._incoming.get()
         if message["type"] == "websocket.receive":
-            self._tell(WebTaken(self._request.number, 1))
+            self._tell(SocketTaken(self._request.number, 1))
         return message
 
     async def send(self, message: Message) -> None:
@@ -96,12 +92,12 @@ class RunningScope:
             self._tell(WebAccept(number, message.get("subprotocol") or "", header_list(message)))
         elif kind == "websocket.send" and self._has_started:
             text = message.get("text")
-            data = text.encode() if text is not None else bytes(message["bytes"])
-            self._tell(WebOutput(number, data, text is not None))
-            await self._count(piece_cost(data))
+            sent = SocketMessage.of(number, text if text is not None else bytes(message["bytes"]))
+            self._tell(sent)
+            await self._count(piece_cost(sent.data))
         elif kind == "websocket.close":
             self.is_complete = True
-            self._tell(WebClose(number, message.get("code", 1000), message.get("reason") or ""))
+            self._tell(SocketClose(number, message.get("code", 1000), message.get("reason") or ""))
         else:
             raise RuntimeError(f"{kind} is out of turn")
 
@@ -133,9 +129,8 @@ class RunningScope:
         if not self._has_left:
             self._incoming.put_nowait({"type": "http.request", "body": data, "more_body": more})
 
-    def on_input(self, message: WebInput) -> None:
-        given = {"text": message.data.decode()} if message.is_text else {"bytes": message.data}
-        self._incoming.put_nowait({"type": "websocket.receive", **given})
+    def on_input(self, message: SocketMessage) -> None:
+        self._incoming.put_nowait({"type": "websocket.receive", "text" if message.is_text else "bytes": message.message})
 
     def on_client_left(self, code: int) -> None:
         self._has_left = True
@@ -246,7 +241,7 @@ class WebHost(asyncio.Protocol):
         elif (known := self._scopes.get(frame.number)) is not None:
             if isinstance(frame, WebRequestBody):
                 known.on_body(frame.data, frame.more)
-            elif isinstance(frame, WebInput):
+            elif isinstance(frame, SocketMessage):
                 known.on_input(frame)
             elif isinstance(frame, WebDrained):
                 known.on_drained(frame.size)

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from lamina.gateway.observability.logs import LogFormat
-from lamina.ipc.framing import FrameReader, Natural, StopProcess
+from lamina.ipc.framing import FrameReader, Natural, SocketClose, SocketMessage, SocketTaken, StopProcess
 
 HeaderList = list[tuple[bytes, bytes]]
 
@@ -47,14 +47,6 @@ class WebRequestBody(Struct, frozen=True, array_like=True, tag=6):
     number: Natural
     data: bytes
     more: bool
-
-
-class WebInput(Struct, frozen=True, array_like=True, tag=2):
-    """A message of the client of a WebSocket."""
-
-    number: Natural
-    data: bytes
-    is_text: bool
 
 
 class WebClientLeft(Struct, frozen=True, array_like=True, tag=4):
@@ -112,31 +104,8 @@ class WebAccept(Struct, frozen=True, array_like=True, tag=14):
     headers: HeaderList
 
 
-class WebOutput(Struct, frozen=True, array_like=True, tag=15):
-    """A message for the client of a WebSocket."""
-
-    number: Natural
-    data: bytes
-    is_text: bool
-
-
-class WebTaken(Struct, frozen=True, array_like=True, tag=16):
-    """The application has taken so many messages of a WebSocket."""
-
-    number: Natural
-    count: Natural
-
-
-class WebClose(Struct, frozen=True, array_like=True, tag=17):
-    """The application closes a WebSocket; before it has accepted, it refuses it."""
-
-    number: Natural
-    code: Natural
-    reason: str
-
-
-ToWebHost = WebRequest | WebRequestBody | WebInput | WebClientLeft | WebDrained | StopProcess
-FromWebHost = WebHostReady | WebStart | WebBody | WebEnded | WebAccept | WebOutput | WebTaken | WebClose
+ToWebHost = WebRequest | WebRequestBody | SocketMessage | WebClientLeft | WebDrained | StopProcess
+FromWebHost = WebHostReady | WebStart | WebBody | WebEnded | WebAccept | SocketMessage | SocketTaken | SocketClose
 
 
 def web_host_reader() -> FrameReader[FromWebHost]:

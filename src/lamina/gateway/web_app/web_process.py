@@ -23,24 +23,20 @@ from lamina.gateway.web_app.messages import (
     WebAccept,
     WebBody,
     WebClientLeft,
-    WebClose,
     WebDrained,
     WebEnded,
     WebHostReady,
     WebHostSetup,
-    WebInput,
-    WebOutput,
     WebRequest,
     WebRequestBody,
     WebStart,
-    WebTaken,
     web_host_reader,
 )
 from lamina.ipc.child_process import ChildProcess, ProcessSpec, exit_reason
-from lamina.ipc.framing import FrameError, pack
+from lamina.ipc.framing import FrameError, SocketClose, SocketMessage, SocketTaken, pack
 from lamina.server.drain_watch import DrainWatch
 from lamina.server.exchange import Exchange, HttpRequest
-from lamina.server.http1 import HttpServer
+from lamina.server.http_server import HttpServer
 from lamina.server.memory_budget import MemoryBudget, MemoryCharge
 from lamina.server.websocket import MessageSocket, UnreadWindow
 
@@ -175,9 +171,9 @@ class WebProcess:
             WebBody: self._on_body,
             WebEnded: self._on_ended,
             WebAccept: self._on_accept,
-            WebOutput: self._on_output,
-            WebTaken: self._on_taken,
-            WebClose: self._on_close,
+            SocketMessage: self._on_output,
+            SocketTaken: self._on_taken,
+            SocketClose: self._on_close,
         }
 
     @property
@@ -378,20 +374,18 @@ class WebProcess:
         )
 
     def _on_message(self, number: int, message: str | bytes) -> None:
-        is_text = isinstance(message, str)
         self._pending[number].unread.add(len(message))
-        data = message.encode() if isinstance(message, str) else message
-        self._tell(number, iter((WebInput(number, data, is_text),)))
+        self._tell(number, iter((SocketMessage.of(number, message),)))
 
-    def _on_taken(self, frame: WebTaken) -> None:
+    def _on_taken(self, frame: SocketTaken) -> None:
         self._pending[frame.number].unread.take(frame.count)
         self._of(frame.number).taken(frame.count)
 
-    def _on_output(self, frame: WebOutput) -> None:
-        self._of(frame.number).send(frame.data.decode() if frame.is_text else frame.data)
+    def _on_output(self, frame: SocketMessage) -> None:
+        self._of(frame.number).send(frame.message)
         self._acknowledge(frame.number, self._pending[frame.number], frame.data)
 
-    def _on_close(self, frame: WebClose) -> None:
+    def _on_close(self, frame: SocketClose) -> None:
         pending = self._pending.pop(frame.number)
         if pending.socket is not None and pending.has_accepted:
             pending.socket.close(frame.code, frame.reason)

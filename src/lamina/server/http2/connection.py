@@ -694,8 +694,7 @@ class Http2Connection(asyncio.Protocol):
             return
         coming = self._incomplete_stream()
         for stream in list(self.streams.values()):
-            is_slow = stream.last_data_s and self._is_too_slow(stream, len(self._buffer) if stream is coming else 0)
-            if is_slow or (stream.has_unsent and self._is_unread(stream)):
+            if stream.is_too_slow(len(self._buffer) if stream is coming else 0) or stream.is_unread():
                 stream.reset(CANCEL)
 
     def _is_stuck(self) -> bool:
@@ -709,25 +708,3 @@ class Http2Connection(asyncio.Protocol):
         if self._has_preface and len(self._buffer) > 3 and self._buffer[3] == DATA:
             allowed_s = limits.body_idle_s + len(self._buffer) / limits.body_bytes_per_s
         return self.now_s - self._frame_since > allowed_s
-
-    def _is_unread(self, stream: Http2Stream) -> bool:
-        """A response is taken too slowly: the rule for a request, the other way. Its windows may be shut for good."""
-        limits, window_s = self.limits, self.now_s - stream.unsent_since_s
-        if window_s <= limits.write_s:
-            return False
-        sent, least = stream.sent_bytes, max(limits.body_bytes_per_s, stream.unsent_bytes / limits.body_s)
-        stream.start_unsent_window()
-        return sent < window_s * least
-
-    def _is_too_slow(self, stream: Http2Stream, coming_bytes: int) -> bool:
-        """A message arrives too slowly: the rule HTTP/1 has for a body, for each message of a stream."""
-        limits, now_s = self.limits, self.now_s
-        window_s = now_s - stream.window_start_s
-        if now_s - stream.last_data_s > limits.body_idle_s:
-            return True
-        if window_s <= limits.body_idle_s:
-            return False
-        received = stream.received_bytes + coming_bytes
-        came = received - stream.window_start_bytes
-        stream.start_window(received)
-        return came < window_s * max(limits.body_bytes_per_s, (stream.held_bytes + coming_bytes) / limits.body_s)

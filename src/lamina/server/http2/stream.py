@@ -61,24 +61,24 @@ class Http2Stream:
     __slots__ = (
         "_connection",
         "_head",
+        "_last_data_s",
         "_out",
+        "_received_bytes",
+        "_sent_bytes",
         "_trailers",
+        "_unsent_since_s",
+        "_window_start_bytes",
+        "_window_start_s",
         "expected_bytes",
         "has_ended",
         "has_started",
         "held_bytes",
         "id",
         "is_closed",
-        "last_data_s",
         "receive_window",
-        "received_bytes",
         "receiver",
         "send_window",
-        "sent_bytes",
         "unsent_bytes",
-        "unsent_since_s",
-        "window_start_bytes",
-        "window_start_s",
     )
 
     @property
@@ -95,17 +95,17 @@ class Http2Stream:
         self.has_ended = has_ended  #: its request has: no frame of it may follow
         self.receive_window = connection.limits.stream_window
         self.send_window = window  #: bytes that the client would take
-        self.last_data_s = connection.now_s  #: when its request last moved
-        self.received_bytes = 0  #: of its request, in all
-        self.window_start_s = connection.now_s  #: of the window in which the rate of the message that comes is measured
-        self.window_start_bytes = 0
+        self._last_data_s = connection.now_s  #: when its request last moved
+        self._received_bytes = 0  #: of its request, in all
+        self._window_start_s = connection.now_s  #: of the window in which the rate of the message that comes is measured
+        self._window_start_bytes = 0
         self.is_closed = False
         self.has_started = False
         self._head = b""
         self._out: deque[memoryview] = deque()  #: of the response, as it was given: what is large is not copied to wait here
         self.unsent_bytes = 0
-        self.unsent_since_s = 0.0  #: of the window in which the rate is measured at which the client takes its response
-        self.sent_bytes = 0  #: in that window
+        self._unsent_since_s = 0.0  #: of the window in which the rate is measured at which the client takes its response
+        self._sent_bytes = 0  #: in that window
         self._trailers = b""
 
     @property
@@ -149,9 +149,9 @@ class Http2Stream:
         self.receive_window -= size
         if self.receive_window < 0:
             return False
-        self.last_data_s = self._connection.now_s
+        self._last_data_s = self._connection.now_s
         self.held_bytes += size
-        self.received_bytes += len(piece)
+        self._received_bytes += len(piece)
         if size > len(piece):
             self.credit(size - len(piece))
         self.has_ended = is_last
@@ -159,8 +159,8 @@ class Http2Stream:
 
     def touch(self) -> None:
         """More of its request is coming."""
-        if self.last_data_s:
-            self.last_data_s = self._connection.now_s
+        if self._last_data_s:
+            self._last_data_s = self._connection.now_s
 
     def end_request(self) -> None:
         """Nothing more of its request is on the way."""
@@ -168,8 +168,8 @@ class Http2Stream:
 
     def take_request(self) -> bool:
         """Account for a request that is whole and about to be processed. False: its length is not the one it announced."""
-        self.last_data_s = 0.0
-        if self.expected_bytes is not None and self.received_bytes != self.expected_bytes:
+        self._last_data_s = 0.0
+        if self.expected_bytes is not None and self._received_bytes != self.expected_bytes:
             return False
         self._return_credit()
         return True
@@ -218,14 +218,23 @@ class Http2Stream:
         if not data:
             return
         if not self._out:
-            self.start_unsent_window()
+            self._start_unsent_window()
         self._out.append(memoryview(data))
         self.unsent_bytes += len(data)
         self._connection.count_unsent(len(data))
 
-    def start_unsent_window(self) -> None:
+    def _start_unsent_window(self) -> None:
         """Measure the rate at which the client takes its response from here on."""
-        self.unsent_since_s, self.sent_bytes = self._connection.now_s, 0
+        self._unsent_since_s, self._sent_bytes = self._connection.now_s, 0
+
+    def is_unread(self) -> bool:
+        """Its response is taken too slowly: the rule for a request, the other way. Its windows may be shut for good."""
+        limits, window_s = self._connection.limits, self._connection.now_s - self._unsent_since_s
+        if not self._out or window_s <= limits.write_s:
+            return False
+        sent, least = self._sent_bytes, max(limits.body_bytes_per_s, self.unsent_bytes / limits.body_s)
+        self._start_unsent_window()
+        return sent < window_s * least
 
     def end(self, data: bytes, trailers: bytes, more: Sequence[bytes] = ()) -> None:
         """End the response with `data`, and with `more` behind it; `trailers` is an encoded block."""
@@ -264,7 +273,7 @@ class Http2Stream:
             parts += (frame_head(DATA, 0, self.id, len(piece)), piece)
             size += len(piece)
             self.unsent_bytes -= len(piece)
-            self.sent_bytes += len(piece)
+            self._sent_bytes += len(piece)
             self.send_window -= len(piece)
             connection.spend_window(len(piece))
             connection.earn(len(piece) // 1_024)
@@ -292,11 +301,27 @@ class Http2Stream:
 
     def restart_timer(self) -> None:
         """A message is complete; the next has all its time."""
-        self.start_window(self.received_bytes)
+        self._start_window(self._received_bytes)
 
-    def start_window(self, received_bytes: int) -> None:
+    def is_too_slow(self, coming_bytes: int) -> bool:
+        """A message of its request arrives too slowly: the rule HTTP/1 has for a body, for each message. `coming_bytes` are there
+        of a frame that is not whole."""
+        limits, now_s = self._connection.limits, self._connection.now_s
+        window_s = now_s - self._window_start_s
+        if not self._last_data_s:  # it is whole
+            return False
+        if now_s - self._last_data_s > limits.body_idle_s:
+            return True
+        if window_s <= limits.body_idle_s:
+            return False
+        received = self._received_bytes + coming_bytes
+        came = received - self._window_start_bytes
+        self._start_window(received)
+        return came < window_s * max(limits.body_bytes_per_s, (self.held_bytes + coming_bytes) / limits.body_s)
+
+    def _start_window(self, received_bytes: int) -> None:
         """Measure the rate of what comes from here on."""
-        self.window_start_s, self.window_start_bytes = self._connection.now_s, received_bytes
+        self._window_start_s, self._window_start_bytes = self._connection.now_s, received_bytes
 
     @property
     def address(self) -> str:

@@ -204,7 +204,7 @@ class Policy:
     def _slots_unplaced(self, view: View, function: FunctionState, instance: Instance) -> Slot | None:
         device = view.devices[instance.device]
         cores = function.spec.cores_on(device.spec)
-        kept = view.reserved_units(instance, device) if self.elastic else device.homes_of_others(instance.id)
+        kept = view.reserved_units(instance, device) if self.elastic else device.reserved_units(instance.id, lent=True)
         mask = device.find_slice(instance.id, instance.units, kept) if cores <= device.cores_free else 0
         may = 0 < mask.bit_count() <= view.max_units_by_bandwidth(function, device)
         return Slot(instance, device, mask, None, view.reach_us(device), cores) if may else None
