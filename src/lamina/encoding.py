@@ -478,14 +478,14 @@ def to_json(value: Any) -> bytes:
         raise BadValue(f"no JSON form: {error}", hint=_USE) from None
 
 
-def from_json(text: bytes) -> Any:
-    """Decode any JSON value; depth is bounded, and numbers JSON does not have are refused."""
+def from_json(text: bytes, field: str = "body") -> Any:
+    """Decode any JSON value, which is that of a `field`; depth is bounded, and numbers JSON does not have are refused."""
     try:
         value = msgspec.json.decode(text)
     except RecursionError:
         raise BadValue(_TOO_DEEP, hint="flatten the value") from None
     except (msgspec.MsgspecError, ValueError) as error:
-        raise BadValue(f"body: not JSON: {error}", hint=_json_hint(text)) from None
+        raise BadValue(f"{field}: not JSON: {error}", hint=_json_hint(text)) from None
     if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _is_deeper_than(text, MAX_DEPTH):
         raise BadValue(_TOO_DEEP, hint="flatten the value")
     return value

@@ -12,6 +12,9 @@ import pytest
 import lamina
 from lamina.errors import BadValue
 from lamina.gateway.bootstrap import Gateway
+from lamina.worker import concurrent
+from lamina.worker.concurrent import RunningCall
+from lamina.worker.protocol import RunBatch
 from tests.serving import Answer, Browser, request, run, shared, write_app
 
 APP = """
@@ -166,6 +169,20 @@ def test_what_yields_or_beats_ends_when_its_client_leaves(gateway: Gateway, name
         assert (await call(gateway.port, name, {"ends": True})).json == []
 
     run(lambda: asyncio.wait_for(work(), 20))
+
+
+def test_a_coroutine_that_does_not_end_when_it_is_cancelled_is_not_alive_for_long(monkeypatch: pytest.MonkeyPatch):
+    """It was, for ever: a few clients that left a function that catches `CancelledError` took all places of its instance."""
+    clock = [100.0]
+    monkeypatch.setattr(concurrent.time, "monotonic", lambda: clock[0])
+    call = RunningCall(RunBatch(1, 1, []), lambda taken: None)
+    clock[0] += 3600
+    assert call.is_alive
+    for _ in range(10):  # cancelling it again makes it no younger
+        call.cancel()
+        assert call.is_alive
+        clock[0] += concurrent.CANCEL_GRACE_S / 10
+    assert not call.is_alive
 
 
 @pytest.mark.parametrize(("kind", "status"), [("exit", 500), ("response", 404), ("other", 500)])

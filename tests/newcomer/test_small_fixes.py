@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from lamina.predict.device_presets import PRESETS, UNMEASURED, parse_devices
 from lamina.sdk.builder import step
 from lamina.sdk.states_workflow import from_asl
 from lamina.testing import Runtime, Server
+from tests.serving import Browser, served, write_app
 
 INVOKE = "arn:aws:states:::lambda:invoke"
 
@@ -249,3 +251,19 @@ def test_clients_take_just_the_value_where_one_parameter_is_enough() -> None:
             client.call("both", 1.0)
         with pytest.raises(BadValue, match="ndarray given; this target takes no input"):
             client.call("nothing", np.ones(3))
+
+
+# ---------------------------------------------------------------------- what must not run twice is not said to have
+
+
+def test_a_worker_that_dies_is_not_said_to_have_died_twice(tmp_path: Path) -> None:
+    """A function with `idempotent=False` runs once, and its clients were told that the next worker had died as well."""
+    text = "import os, lamina\napp = lamina.App('once')\n@app.function(idempotent=False)\ndef once() -> int:\n    os._exit(1)\n"
+
+    async def work() -> Any:
+        async with served(write_app(tmp_path, text)) as gateway, Browser(gateway.port) as browser:
+            return await browser.post("/v1/functions/once", {})
+
+    answer = asyncio.run(work())
+    assert answer.status == 503 and answer.json["code"] == "worker-lost"
+    assert "next one" not in answer.json["detail"] and "what may be repeated" in answer.json["detail"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -251,3 +252,27 @@ def test_a_stream_is_asked_of_the_next_server_if_one_is_not_there(server: Script
     assert run(urls, act) == [7]
     with pytest.raises(Unreachable, match="without an answer"):  # it may have begun there
         run(urls, act)
+
+
+@pytest.mark.filterwarnings("ignore:.*unclosed:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_client_can_be_used_on_one_event_loop_after_another(server: Scripted):
+    """As a script does that has `asyncio.run(...)` twice: it was told that the event loop is closed."""
+    client = lamina.AsyncClient(server.url)
+    assert [asyncio.run(client.call("f", {"x": x})) for x in (1, 2)] == [{"x": 1}, {"x": 2}]
+    del client
+    gc.collect()  # the loops have ended without closing its connections
+
+
+@pytest.mark.parametrize("name", [None, 5, "", len])
+def test_what_is_no_name_is_told_before_anything_is_sent(server: Scripted, name: Any):
+    with pytest.raises(BadValue, match=r"name: .* is none"):
+        run(server.url, lambda client: client.call(name))
+    with pytest.raises(BadValue, match=r"name: .* is none"), lamina.Client(server.url) as client:
+        client.start(name)
+    assert not server.seen
+
+
+def test_a_list_of_addresses_is_told_how_they_are_written(server: Scripted):
+    with pytest.raises(BadValue, match=r"url: .* is not text") as caught:
+        lamina.AsyncClient([server.url])  # type: ignore[arg-type]
+    assert caught.value.hint

@@ -85,6 +85,14 @@ MISTAKES = {  # what was right, what is written instead; then line, field, and w
     "key a shape needs": ("cv = 2.0", "", 37, "load[1]", "cv is missing", "Poisson"),
     "rate of zero": ("rate = 400", "rate = 0", 35, "load[0].rate", "out of range", "above 0"),
     "rate that is none": ("rate = 400", 'rate = "fast"', 35, "load[0].rate", "not a rate", '"200/s"'),
+    "rate without end": (
+        "rate = 400",
+        "rate = 1e300",
+        35,
+        "load[0].rate",
+        "1e+300 is out of range",
+        "at most 1,000,000 a second",
+    ),
     "stage that is none": (
         GAMMA,
         'shape = "ramp"\nstages = [["1s", 5],\n["2s"]]',

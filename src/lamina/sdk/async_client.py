@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar, Unpack, cast
 from urllib.parse import quote
+from weakref import WeakKeyDictionary
 
 from lamina.errors import LaminaError, Unreachable
 from lamina.sdk.binding import NOTHING
@@ -37,8 +38,8 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """Asyncio client: `async with AsyncClient("http://127.0.0.1:8700") as client`. Belongs to the loop it is first used on. Takes
-    several addresses as `Client` does."""
+    """Asyncio client: `async with AsyncClient("http://127.0.0.1:8700") as client`. Each event loop that it is used on has
+    connections of its own. Takes several addresses as `Client` does."""
 
     def __init__(
         self, url: str | None = None, *, token: str | None = None, timeout: str = "60s", max_connections: int = 256
@@ -49,7 +50,7 @@ class AsyncClient:
         self._most = checked_int(max_connections, "max_connections", 1)
         self._protocol = ClientProtocol(self.server, timeout)
         self._route = LeaderRoute(servers, timeout)
-        self._pools: dict[ServerAddress, AsyncConnectionPool] = {}
+        self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ServerAddress, AsyncConnectionPool]] = WeakKeyDictionary()
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -58,7 +59,8 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        for pool in self._pools.values():
+        """Close the connections of this event loop."""
+        for pool in self._pools.pop(asyncio.get_running_loop(), {}).values():
             await pool.close()
 
     # ------------------------------------------------------------------ calls
@@ -254,7 +256,8 @@ class AsyncClient:
             await asyncio.sleep(FOLLOW_PAUSE_S)
 
     def _pool(self, server: ServerAddress) -> AsyncConnectionPool:
-        return self._pools.get(server) or self._pools.setdefault(server, AsyncConnectionPool(server, self._timeout, self._most))
+        pools = self._pools.setdefault(asyncio.get_running_loop(), {})
+        return pools.get(server) or pools.setdefault(server, AsyncConnectionPool(server, self._timeout, self._most))
 
 
 class AsyncRunHandle:

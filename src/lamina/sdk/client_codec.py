@@ -219,6 +219,8 @@ def servers_at(urls: str | None, token: str | None) -> list[ServerAddress]:
     if urls is None:
         urls, usual_token = default_server()
         token = usual_token if token is None else token
+    if not isinstance(urls, str):
+        raise BadValue(f"url: {urls!r} is not text", hint='write several addresses as "http://a:8700,http://b:8700"')
     return [server_at(url.strip(), token) for url in urls.split(",")]
 
 

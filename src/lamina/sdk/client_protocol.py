@@ -185,6 +185,8 @@ class ClientProtocol:
 
     def _kinds_to_try(self, name: str, kind: str) -> tuple[str, ...]:
         kinds = client_codec.KINDS
+        if not isinstance(name, str) or not name:
+            raise BadValue(f"name: {name!r} is none", hint="give the name of a function or workflow as text")
         if kind and kind not in kinds:
             raise BadValue(f"kind: {kind!r} is none", hint=f"leave it out, or give one of {', '.join(kinds)}")
         kind = kind or self._kinds.get(name, "")

@@ -18,6 +18,9 @@ from lamina.errors import BadScenario, BadValue, did_you_mean
 Path = tuple[str | int, ...]
 """Of a value in the file: `("load", 1, "rate")`."""
 
+MAX_PER_S = 1_000_000
+"""Highest rate: one each microsecond, which is what the clock counts."""
+
 _RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*/\s*([a-z]+)\s*")
 _HEADER = re.compile(r"\s*\[(\[?)([^\]]+)\]")
 _KEY = re.compile(r"""\s*([\w.-]+|"[^"]*"|'[^']*')\s*=""")
@@ -132,6 +135,12 @@ class Field:
 
     def per_s(self, *, above: bool = False) -> float:
         """A rate: `200` is 200 a second, `"90/min"` is what it says."""
+        rate = self._rate(above)
+        if rate > MAX_PER_S:
+            raise self.error(f"{self.value!r} is out of range", f"at most {MAX_PER_S:,} a second")
+        return rate
+
+    def _rate(self, above: bool) -> float:
         if not isinstance(self.value, str):
             return self.number(above=above)
         found = _RATE.fullmatch(self.value)

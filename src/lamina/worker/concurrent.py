@@ -57,6 +57,10 @@ ALIVE_EVERY_S = 1.0
 """How often the loop says that it is alive, for all calls that wait on it: one that waits for its client or for another service
 does not hang, however long that takes."""
 
+CANCEL_GRACE_S = 30.0
+"""How long a coroutine may take to clean up after its client has left. One that goes on is no longer said to be alive: it would
+have its place in the instance for ever, and a few of them the whole instance."""
+
 MAX_UNREAD = 1_024
 """Messages that a call has been sent and has not taken; with more it is cancelled. The gateway lets far fewer come."""
 
@@ -73,12 +77,18 @@ class RunningCall:
         self.batch = batch
         self._on_taken = on_taken
         self.is_cancelled = False
+        self._cancelled_s = math.inf
         self.task: asyncio.Task[None] | None = None
         self._messages: asyncio.Queue[Any] = asyncio.Queue()
         self._heartbeat_s = 0.0
 
+    @property
+    def is_alive(self) -> bool:
+        return time.monotonic() - self._cancelled_s < CANCEL_GRACE_S
+
     def cancel(self) -> None:
         self.is_cancelled = True
+        self._cancelled_s = min(self._cancelled_s, time.monotonic())
         if self.task is not None:
             self.task.cancel()
 
@@ -188,7 +198,7 @@ class ConcurrentWorker:
                     self._stop()
 
     def _say_alive(self) -> None:
-        beats = [BatchHeartbeat(call.batch.batch_id, True) for call in self._calls.values()]
+        beats = [BatchHeartbeat(call.batch.batch_id, True) for call in self._calls.values() if call.is_alive]
         if beats:
             self._channel.send(*beats)
         asyncio.get_running_loop().call_later(ALIVE_EVERY_S, self._say_alive)

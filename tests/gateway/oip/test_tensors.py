@@ -85,6 +85,8 @@ def test_a_value_without_a_type_travels_as_json() -> None:
     call = row_conversion.split_rows(one, [given], validate_request(one, [given], []))[0]
     assert encoding.decode(call["x"]) == {"a": [1, None]}
     assert bytes(row_conversion.join_rows(one, [call["x"]])[0].data)[4:] == b'{"a":[1,null]}'
+    with pytest.raises(BadValue, match="x: an element: not JSON"):  # and not the body, which is
+        row_conversion.split_rows(one, [InputTensor("x", "BYTES", [1], tensors.join_bytes([b"abc"]))], 1)
 
 
 PORTS = (Port("a", Tensor("INT32", [1])), Port("b", Tensor("FP32", [])))

@@ -74,7 +74,7 @@ def _plain_value(port: Port, element: bytes) -> Any:
     if port.plain == "bytes":
         return element
     if port.plain != "text":
-        return encoding.from_json(element)
+        return encoding.from_json(element, f"{port.name}: an element")
     try:
         return element.decode()
     except UnicodeDecodeError:

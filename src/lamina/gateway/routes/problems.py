@@ -163,7 +163,7 @@ _FAILURES = {
         "allow more time (its SLO or timeout, lamina-deadline-ms), or start it as a run: prefer: respond-async",
     ),
     "cancelled": (503, "cancelled", "cancelled before it was done", ""),
-    "worker-lost": (503, "worker-lost", "its worker died, and so did the next one", _LOG),
+    "worker-lost": (503, "worker-lost", "its worker died; what may be repeated was, once more", _LOG),
     "device-lost": (503, "worker-lost", "its device was lost", "try again"),
     "hung": (503, "worker-lost", "its worker hung and was replaced", _LOG),
     "value-lost": (503, "value-lost", "a result that a step needs was lost with its machine", "look before repeating it"),
