@@ -25,7 +25,7 @@ PERIOD_S, SECONDS = 1.0, 6.0
 def run(bench: Bench) -> None:
     with tempfile.TemporaryDirectory() as folder:
         device = "gpu" if GPU == "auto" else "cpu"
-        words = ["profile", APP, "--device", device, "--budget", "15s", "--out", folder]
+        words = ["profile", APP, "--device", device, "--budget", "8s", "--out", folder]
         path = os.pathsep.join((".", os.environ.get("PYTHONPATH", "")))
         subprocess.run([sys.executable, "-m", "lamina", *words], check=False, env={**os.environ, "PYTHONPATH": path}, timeout=90)
         found = {lend: tenants(folder, lend) for lend in (False, True)}

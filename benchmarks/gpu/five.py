@@ -51,12 +51,12 @@ class Way:
 
 WAYS = {
     "temporal": Way("temporal", "hard", 15, options=(OPTIONS,), guess={3: 45, 5: 130, 10: 470}),
-    "streams": Way("streams", "streams", 3, guess={3: 62, 5: 410, 10: 900}),
+    "streams": Way("streams", "streams", 3, guess={3: 150, 5: 480, 10: 950}),
     "mps": Way("mps", "mps", 3, guess={3: 70, 5: 240, 10: 430}),
     "hard": Way("hard", "hard", 3, options=(OPTIONS,), guess={5: 400}),
     "hard3": Way("hard3", "hard", 5, options=(OPTIONS,), guess={3: 115, 10: 700}),
     "soft": Way("soft", "soft", 3, guess={3: 230, 5: 540, 10: 1050}),
-    "default": Way("default", "soft", 3, "frontier", ({},), guess={3: 180, 5: 430, 10: 800}),
+    "default": Way("default", "soft", 3, "frontier", ({},), guess={3: 220, 5: 490, 10: 950}),
 }
 OURS = ("hard", "hard3", "soft", "default")
 LABELS = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -263,3 +265,14 @@ def test_what_a_container_lacks_is_told(capsys, monkeypatch: pytest.MonkeyPatch,
     Path("short").write_text("abcde\n")
     code, said = typed(capsys, "serve", "mine.py", "--port", "0", *words)
     assert code == 2 and said.startswith(told)
+
+
+def test_started_without_stdin_stdout_or_stderr_nothing_else_gets_their_numbers(tmp_path: Path):
+    """The event loop's own descriptors did, and the first child that printed ended the server."""
+    code = (
+        "import os, subprocess, sys; from lamina.cli import open_standard_files; open_standard_files();"
+        "print('lost'); print('lost', file=sys.stderr); sys.stdin.read(); subprocess.run(['echo', 'lost'], check=True);"
+        "print(os.open('store', os.O_CREAT), file=open('found', 'w'))"
+    )
+    subprocess.run(["bash", "-c", '"$0" -c "$1" <&- >&- 2>&-', sys.executable, code], cwd=tmp_path, check=True)
+    assert int((tmp_path / "found").read_text()) > 2

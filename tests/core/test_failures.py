@@ -7,15 +7,25 @@ import math
 import pytest
 
 from lamina.core.actions import DropJob, FailCall, Kill, Load, Unload
-from lamina.core.events import BatchFailed, BatchFinished, DeviceJoined, DeviceLost, Heartbeat, InstanceLost, JobOutcome
+from lamina.core.events import (
+    BatchFailed,
+    BatchFinished,
+    CallCancelled,
+    DeviceJoined,
+    DeviceLost,
+    Heartbeat,
+    InstanceLost,
+    JobOutcome,
+)
 from lamina.core.scheduling.failures import BACKOFF_US, LOAD_TIMEOUT_US, MAX_CRASHES, MAX_STALE_READS
 from lamina.policies import edf, fifo
-from lamina.types import DeviceSpec, SliceLimits
+from lamina.types import DeviceSpec, SliceLimits, Slo
 from tests.script import BIG_GPU, GPU, Script, a_function
 
 MS = 1_000
 S = 1_000_000
 TWO_UNITS = DeviceSpec(id="gpu0", kind="gpu", units=2, memory_mib=1_000)
+CORES = DeviceSpec(id="cpu0", kind="cpu", family="cpu", units=2, memory_mib=9_000)
 
 
 def deadly(script: Script, *names: str):
@@ -358,6 +368,51 @@ def test_a_function_without_a_prediction_is_given_a_minute(script: Script):
     script.at(59 * S)
     assert script.all(Kill) == []
     script.at(61 * S)
+    assert len(script.all(Kill)) == 1
+
+
+def test_the_first_batch_of_an_instance_on_cores_is_given_a_minute(script: Script):
+    """A function that sets itself up in its first call for longer than a batch may be silent was killed in it, and in the next
+    instance again: it was served until its first instance ended, and never after."""
+    script.given(a_function(gpu="no", slo=Slo(latency_us=100 * MS)), takes={"f": 10 * MS}, devices=[CORES])
+    script.at(0).arrives("c1")
+    script.at(7 * S).finishes(took_us=7 * S)
+    script.at(8 * S).arrives("c2")
+    script.at(12 * S)
+    assert script.ending("c1") == "reply" and script.all(Kill) == []
+    script.at(14 * S)  # the second is known, and has five seconds
+    assert [kill for _, kill in script.all(Kill)] == [Kill("f-1", "hung")]
+
+
+@pytest.mark.parametrize(
+    ("slo", "allowed_us"),
+    [
+        (Slo(latency_us=100 * MS), 5 * S),
+        (Slo(latency_us=20 * S), 20 * S),
+        (Slo(latency_us=100 * MS, on_miss="serve"), 60 * S),
+        (Slo(), 60 * S),
+        (Slo(timeout_us=600 * S), 600 * S),
+    ],
+)
+def test_a_batch_on_cores_does_not_hang_while_its_calls_may_take_longer(script: Script, slo: Slo, allowed_us: int):
+    """A page takes milliseconds and a book ten seconds: calls with long inputs were killed after five, and again, and failed."""
+    script.given(a_function(gpu="no", slo=slo), takes={"f": 10 * MS}, devices=[CORES])
+    script.at(0).arrives("c1")
+    script.at(10 * MS).finishes(took_us=10 * MS)
+    script.arrives("c2")
+    script.at(allowed_us - 100 * MS)
+    assert script.all(Kill) == []
+    script.at(allowed_us + 2 * S)
+    assert len(script.all(Kill)) == 1
+
+
+def test_a_silent_batch_on_cores_whose_client_has_left_hangs_after_five_seconds(script: Script):
+    script.given(a_function(gpu="no"), takes={"f": 10 * MS}, devices=[CORES])
+    script.at(0).arrives("c1")
+    script.at(10 * MS).finishes(took_us=10 * MS)
+    script.arrives("c2")
+    script.at(1 * S).tell(CallCancelled("c2"))
+    script.at(7 * S)
     assert len(script.all(Kill)) == 1
 
 

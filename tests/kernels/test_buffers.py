@@ -141,11 +141,13 @@ def test_clients_send_keys_instead_of_arrays(tmp_path: Path):
             left = client.call("classify", {"pixels": {"key": "p/1"}, "score": {"key": "s/1"}})
             assert left == {"score": {"key": "s/1"}, "best": 2}
             assert client.get_buffer("s/1").tolist() == [0, 1, 5, 2]
+            assert client.call("classify", {"pixels": {"key": "p/1"}, "best": {"key": "b/1"}})["best"] == {"key": "b/1"}
+            assert client.get_buffer("b/1").tolist() == 2  # an output without axes, as in the documentation
             client.put_buffer("p/1", pixels[::-1])
             assert client.call("classify", {"pixels": {"key": "p/1"}})["best"] == 0
             client.put_buffer("w", np.eye(4, dtype=np.float32)[::-1])
             assert client.call("classify", {"pixels": {"key": "p/1"}, "weights": {"key": "w"}})["best"] == 3
-            assert [one["key"] for one in client.buffers()["buffers"]] == ["p/1", "s/1", "w"]
+            assert [one["key"] for one in client.buffers()["buffers"]] == ["b/1", "p/1", "s/1", "w"]
             client.delete_buffer("p/1")
             with pytest.raises(lamina.errors.LaminaError, match="no buffer under key 'p/1'"):
                 client.call("classify", {"pixels": {"key": "p/1"}})

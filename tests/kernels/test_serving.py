@@ -11,7 +11,7 @@ import pytest
 
 import lamina
 from lamina import kernels
-from lamina.errors import BadValue
+from lamina.errors import BadValue, Cancelled
 from lamina.sdk.context import BatchContext, active_context
 from lamina.sdk.kernel_graph import KernelGraphFunction
 from tests.serving import Browser, served
@@ -126,6 +126,38 @@ def test_requests_that_name_the_same_constants_for_other_buffers_do_not_run_toge
 def test_a_kernel_that_raises_for_one_request_fails_that_one_alone():
     found = run_together(*[{"x": np.full(1, value, np.float32)} for value in (1, 3, -1, 5, 7)])
     assert isinstance(found.pop(2), ValueError) and [float(one[0]) for one in found] == [0.0, 1.0, 2.0, 3.0]
+
+
+def counted(iterations: int) -> tuple[KernelGraphFunction, list[int]]:
+    """A graph of so many launches, and the batches that they were launched for."""
+    app, launched = lamina.App("long"), list[int]()
+
+    @kernels.numpy_kernel
+    def step(x, y):
+        launched.append(len(x))
+        y[...] += x
+
+    @app.kernel_graph(batch=4, iterations=iterations)
+    def long(g):
+        x = g.input("x", "float32", ())
+        g.launch(step, x, kernels.inout(g.output("y", "float32", (), start=x)))
+
+    return long, launched
+
+
+def test_a_long_graph_sends_heartbeats_and_ends_once_all_clients_have_left():
+    long, launched = counted(50)
+    with active_context(BatchContext(batch=2, beat=lambda: len(launched) < 3)):
+        found = long.open().run([{"x": np.float32(1)}, {"x": np.float32(2)}])
+    assert [type(one) for one in found] == [Cancelled, Cancelled]
+    assert launched == [2, 2, 2]  # and not in halves, as after a kernel that raises
+
+
+def test_a_graph_is_warmed_up_by_one_iteration():
+    """All of a graph's iterations in front of its first call doubled the time of that call."""
+    long, launched = counted(50)
+    long.open().warm_up()
+    assert launched == [1]
 
 
 def test_two_outputs_are_not_left_under_one_key(classify: KernelGraphFunction):

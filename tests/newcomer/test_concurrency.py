@@ -57,6 +57,23 @@ def lines(count: int):
         time.sleep(0.01)
 
 
+def endless(ends: bool = False):
+    while not ends:
+        yield 1
+        time.sleep(0.01)
+
+
+app.function(scale=ONE, name="endless_alone")(endless)
+app.function(scale=ONE, name="endless_beside", concurrency=2, cpu=0.25)(endless)
+
+
+@app.function(scale=ONE, cpu=0.25)
+def polls(ends: bool = False) -> list:
+    while not ends and lamina.context().heartbeat() is not False:
+        time.sleep(0.01)
+    return []
+
+
 @app.function(scale=ONE, cpu=lamina.CPU(0.25), name="fails", concurrency=2)
 async def fails(kind: str):
     if kind == "exit":
@@ -128,6 +145,27 @@ def test_a_client_that_leaves_cancels_the_coroutine_of_its_call_and_no_other(gat
         return (await call(gateway.port, "fetch", {"x": 1})).status
 
     assert run(work) == 200
+
+
+@pytest.mark.parametrize("name", ["endless_alone", "endless_beside", "polls"])
+def test_what_yields_or_beats_ends_when_its_client_leaves(gateway: Gateway, name: str):
+    """Not only when its answer is streamed: an endless one held its core until its time was up, or its instance for good."""
+
+    async def work() -> None:
+        driver = gateway.driver
+        clients = [(await asyncio.open_connection("127.0.0.1", gateway.port))[1] for _ in range(2)]
+        for writer in clients:
+            writer.write(request("POST", f"/v1/functions/{name}", b"{}"))
+            await writer.drain()
+        while not any(batch.instance.function == name for batch in list(driver.controller.state.batches.values())):
+            await asyncio.sleep(0.01)
+        for writer in clients:
+            writer.close()
+        while any(batch.instance.function == name for batch in list(driver.controller.state.batches.values())):
+            await asyncio.sleep(0.01)
+        assert (await call(gateway.port, name, {"ends": True})).json == []
+
+    run(lambda: asyncio.wait_for(work(), 20))
 
 
 @pytest.mark.parametrize(("kind", "status"), [("exit", 500), ("response", 404), ("other", 500)])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina.core.actions import Load, Reject, StartBatch
+from lamina.core.actions import Load, Reject, Reply, StartBatch
 from lamina.core.events import CallArrived, Deployed, DeviceJoined
 from lamina.core.workflow.flow import Each, Flow, Parallel, Task, Wait
 from lamina.policies import edf, frontier
@@ -358,6 +358,24 @@ def test_a_call_that_was_admitted_and_dropped_was_not_served():
     assert dropped._satisfied(("f", "")) == pytest.approx(rejected._satisfied(("f", "")))
 
 
+def test_a_call_on_units_that_would_stand_idle_is_no_part_of_the_share():
+    shedder = demand_on(LoadShedder(), 5, 1.0, {"heavy": 100, "twin": 100})
+    for number in range(50):
+        shedder.on_admitted(6_000 * MS, Call(f"{number}", "heavy", 0), is_spare=True)
+    assert shedder.delay_us(6_000 * MS, Call("c", "heavy", 0)) == 0
+
+
+def test_a_device_on_which_admitted_calls_are_dropped_is_not_idle_however_many_units_are_free():
+    """Units that are too few for what waits, or kept from it, are no room for more."""
+    asked = {"heavy": 100, "twin": 100}
+    idle, dropping = (demand_on(LoadShedder(), 1, 0.5, asked) for _ in range(2))
+    for shedder in (idle, dropping):
+        shedder.record_utilisation("gpu0", 0.5)
+    dropping.on_dropped(Call("c", "heavy", 0), ["gpu0"])
+    assert demand_on(dropping, 1, 0.5, asked).is_overloaded
+    assert not demand_on(idle, 1, 0.5, asked).is_overloaded
+
+
 def test_nothing_is_kept_on_an_overloaded_device_for_what_asks_for_more_than_its_share():
     shedder = demand_on(LoadShedder(), 5, 1.0, {"light": 75, "heavy": 100})
     assert shedder.shed_on("gpu0") == {"heavy"}
@@ -578,3 +596,14 @@ def test_a_batch_whose_cheapest_slice_would_block_others_starts_on_a_larger_one(
     script.given(*functions, devices=[BIG_GPU], policy=frontier.Policy(), takes=takes)
     script.at(100_000).arrives("c", target="patient", within_us=60_000_000)
     assert [batch.function for batch in script.batches] == ["patient"]
+
+
+def test_a_function_that_keeps_a_home_of_a_size_it_no_longer_asks_for_is_loaded_anew(script: Script):
+    """Batches of five units are not weighed where an eighth is asked for: its calls would wait beside an idle device."""
+    scale = ScaleSpec(min=1)
+    before = a_function(home=True, share=5 / 8, scale=scale)
+    script.given(before, devices=[BIG_GPU], policy=frontier.Policy(), takes={"f": 10 * MS}, engine=True)
+    script.tell(Deployed((a_function(share=1 / 8, scale=scale),), ()))
+    script.arrives("c")
+    script.at(3_000 * MS)
+    assert "c" in [action.call_id for _, action in script.said if isinstance(action, Reply)]

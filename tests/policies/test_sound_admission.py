@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina.core.actions import Action, Load, Reject, WakeAt
+from lamina.core.actions import Action, Load, Reject, StartBatch, WakeAt
 from lamina.core.controller import Controller
 from lamina.core.events import CallArrived, Event
 from lamina.policies import frontier
@@ -20,7 +20,7 @@ from lamina.sim import scenario
 from lamina.sim.run import run
 from lamina.types import Call, DeviceSpec, SliceLimits, Slo
 from tests.properties import examples
-from tests.script import Script, a_function
+from tests.script import BIG_GPU, Script, Takes, a_function
 
 MS = 1_000
 
@@ -161,12 +161,43 @@ def test_however_little_time_a_call_has_it_is_offered_the_time_that_it_takes(scr
 def test_in_overload_a_call_without_a_goal_waits_and_one_with_a_goal_is_shed(
     script: Script, within_us: int | None, is_shed: bool
 ):
-    """Its fair share comes later than it has time for, whatever that is."""
-    script.given(a_function(), policy=frontier.Policy(), takes={"f": 10 * MS}, engine=True)
-    shedder = "lamina.policies.frontier.load_shedding.LoadShedder"
-    with patch(f"{shedder}.on_call_arrived", lambda *_: 2**63), patch(f"{shedder}.is_tight", lambda *_: True):
+    """Its fair share comes later than it has time for, whatever that is, and no unit would stand idle."""
+    script.given(a_function(), policy=frontier.Policy(), takes={"f": 10 * MS})
+    with its_share_is_far_off():
+        script.arrives("before")
+        script.at(5 * MS)  # its estimate is forgotten
         said = script.arrives("c", within_us=within_us) if within_us else script.arrives("c")
     assert any(isinstance(one, Reject) for one in said) == is_shed
+
+
+# ------------------------------------------------------------------------------------------------ units that would stand idle
+
+
+@contextmanager
+def its_share_is_far_off() -> Iterator[None]:
+    """Overload, in which each stream has had more than its share already."""
+    shedder = "lamina.policies.frontier.load_shedding.LoadShedder"
+    with patch(f"{shedder}.on_call_arrived", lambda *_: 2**63), patch(f"{shedder}.is_tight", lambda *_: True):
+        yield
+
+
+def test_units_that_would_stand_idle_are_refused_to_none(script: Script):
+    script.given(a_function(), policy=frontier.Policy(), takes={"f": 10 * MS})
+    with its_share_is_far_off():
+        assert StartBatch in [type(one) for one in script.arrives("c", within_us=900 * MS)]
+
+
+@pytest.mark.parametrize(("due_ms", "is_admitted"), [(45, False), (60, True)])
+def test_what_waits_is_not_made_late_by_a_call_on_units_that_stand_idle(script: Script, due_ms: int, is_admitted: bool):
+    """One of 20 ms waits for the whole device, on a part of which a batch runs for 20 ms. The call would hold another for 30."""
+    takes: dict[str, Takes] = {"long": 20 * MS, "wide": lambda batch, units: 20 * MS if units == 8 else 0, "f": 30 * MS}
+    script.given(*[a_function(name) for name in takes], devices=[BIG_GPU], policy=frontier.Policy(), takes=takes)
+    script.arrives("first", target="long", within_us=900 * MS)
+    script.arrives("waits", target="wide", within_us=due_ms * MS)
+    with its_share_is_far_off():
+        said = script.arrives("c", within_us=900 * MS)
+    assert (StartBatch in [type(one) for one in said]) == is_admitted
+    assert (Reject in [type(one) for one in said]) != is_admitted
 
 
 def test_a_function_whose_calls_are_rejected_for_want_of_an_instance_is_loaded_at_once(script: Script):

@@ -71,6 +71,32 @@ def test_a_bigger_batch_is_never_predicted_faster(samples: list[tuple[int, int]]
     assert 0 < predictor.latency_us("f", "gpu", batch, 1) <= predictor.latency_us("f", "gpu", batch + more, 1)
 
 
+def relaxed(predictor: OnlinePredictor) -> int:
+    """What it predicts after a while in which every call was refused."""
+    for _ in range(10):
+        predictor.relax("f")
+    return predictor.latency_us("f", "gpu", 1, 1)
+
+
+def test_one_slow_run_at_the_beginning_does_not_close_the_door_for_good():
+    """What a function sets up in its first call was taken for its time: with an SLO it was refused for ever after."""
+    predictor = OnlinePredictor()
+    predictor.observe("f", "gpu", 1, 1, 5_000_000)
+    assert relaxed(predictor) < 100_000
+    predictor.observe("f", "gpu", 1, 1, 5_000)
+    assert predictor.latency_us("f", "gpu", 1, 1) < 10_000
+
+
+def test_what_is_slow_again_is_slow():
+    """So a function that cannot meet its SLO is tried twice more, and not every few seconds."""
+    predictor = OnlinePredictor()
+    for _ in range(3):
+        predictor.observe("f", "gpu", 1, 1, 5_000_000)
+        assert predictor.latency_us("f", "gpu", 1, 1) >= 5_000_000
+        tried_us = relaxed(predictor)
+    assert tried_us >= 5_000_000
+
+
 def test_what_was_never_seen_is_unknown():
     predictor = learnt([(1, 1_000)])
     assert predictor.latency_us("g", "gpu", 1, 1) == 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -236,3 +237,17 @@ def test_connections_behind_aio_end_with_their_loop(server: Scripted, monkeypatc
 
     asyncio.run(use())
     assert [connection.closed.is_set() for connection in left] == [True]
+
+
+def test_a_stream_is_asked_of_the_next_server_if_one_is_not_there(server: Scripted):
+    """Calls were; streams failed for as long as a client's first server was away."""
+    server.answer = lambda seen: DROP if len(server.seen) > 1 else ok(7)
+
+    async def act(client: lamina.AsyncClient) -> list[Any]:
+        return [item async for item in client.stream("f")]
+
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        urls = f"http://127.0.0.1:{gone.getsockname()[1]},{server.url}"
+    assert run(urls, act) == [7]
+    with pytest.raises(Unreachable, match="without an answer"):  # it may have begun there
+        run(urls, act)

@@ -438,3 +438,13 @@ def test_a_server_without_tls_is_guessed_at() -> None:
             lamina.Client(f"https://127.0.0.1:{plain.getsockname()[1]}").call("f")
         thread.join()
     assert caught.value.hint == "does it speak TLS? if not, write http://"
+
+
+def test_a_stream_is_asked_of_the_next_server_if_one_is_not_there(server: Scripted):
+    server.answer = lambda seen: DROP if len(server.seen) > 1 else ok(7)
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        urls = f"http://127.0.0.1:{gone.getsockname()[1]},{server.url}"
+    with lamina.Client(urls) as client:
+        assert list(client.stream("f")) == [7]
+        with pytest.raises(Unreachable, match="without an answer"):
+            list(client.stream("f"))

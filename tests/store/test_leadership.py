@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -150,6 +151,26 @@ def test_a_leader_that_closes_hands_over_at_once_and_the_term_rises(place: str):
         return await written(second, add), terms, second.succeeds
 
     assert within_two(place, work) == (2, {"first": [1], "second": [0, 2]}, True)
+
+
+@pytest.mark.parametrize("ends", ["stopped", "killed"])
+def test_a_server_that_is_alone_says_its_term_only_after_one_that_was_killed(
+    ends: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    async def live(folder: Path, left: Path | None = None) -> None:
+        folder.mkdir(exist_ok=True)
+        store = open_store(str(folder / "runs.db"))
+        store.start()
+        await until(lambda: store.term)
+        if left is not None:
+            shutil.copytree(folder, left)
+        await store.close()
+
+    caplog.set_level("INFO", "lamina")
+    stopped, killed = tmp_path / "stopped", tmp_path / "killed"
+    asyncio.run(live(stopped, left=killed))
+    asyncio.run(live(stopped if ends == "stopped" else killed))
+    assert ("this server leads, in term 2" in caplog.text) == (ends == "killed")
 
 
 @pytest.mark.usefixtures("short_lease")

@@ -216,6 +216,19 @@ RULES: dict[Listener, dict[str, AccessRule]] = {
     for listener, rows in zip(LISTENERS, (_CALLS, _GRPC, _MANAGEMENT), strict=True)
 }
 
+
+def _root(path: str) -> str:
+    return "/".join(path.split("/")[:3])
+
+
+_MANAGEMENT_ROOTS = {_root(one.partition(" ")[2]) for one in _MANAGEMENT} - {_root(one.partition(" ")[2]) for one in _CALLS}
+
+
+def is_management(path: str) -> bool:
+    """Whether a path is among those that the management listener alone has."""
+    return _root(path) in _MANAGEMENT_ROOTS
+
+
 UNKNOWN_ROUTE = AccessRule("read", "all")
 """Of paths that are not there: only callers that may read learn that they are not."""
 

@@ -213,8 +213,20 @@ def root(ctx: click.Context, config: Path | None) -> None:
     ctx.default_map.update(_default_options(ctx, config, os.environ))
 
 
+def open_standard_files() -> None:
+    """Open `/dev/null` where this process was started without stdin, stdout or stderr: a socket or a store that is opened later
+    would get that number, and whatever prints there would write into it."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest that is free
+        os.set_inheritable(opened, True)  # children print, too
+    os.close(opened)
+    sys.stdin = sys.stdin or os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run a command; our own errors become a message and an exit code, never a traceback."""
+    open_standard_files()
     try:
         outcome: Any = root.main(args=argv, prog_name="lamina", standalone_mode=False)
     except click.exceptions.Abort:

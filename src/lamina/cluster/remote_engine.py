@@ -75,7 +75,7 @@ from lamina.errors import LaminaError
 from lamina.gpu.protocol import ExecutorReport
 from lamina.ipc.event_loop import clock_us
 from lamina.ipc.framing import FrameError, read_mask, wire_mask
-from lamina.sdk.app_state import StateChanges
+from lamina.sdk.app_state import UNKNOWN, StateCell, StateChanges
 from lamina.types import DeviceSpec
 from lamina.values.references import ErrorInfo, NodeRef, ShmRef, Stored
 from lamina.values.slot_refs import ValueLost
@@ -341,14 +341,19 @@ class RemoteEngine:
             case PackageStored():
                 self.packages.add(frame.sha256)
             case ReadState():
-                if not any(one.load.function == frame.function for one in self._instances.values()):
-                    raise FrameError(f"{self.node} asks for state of a function that it does not run")
-                place = self._parts.state.resolve_key(frame.function, frame.call_id, frame.scope, frame.key)
-                self._link.send(StateAnswer(frame.question, self._parts.state.read(place)))
+                self._link.send(StateAnswer(frame.question, self._state_of(frame)))
             case CommitState():
                 self._commit(frame)
             case _:
                 raise FrameError(f"{self.node} sends {type(frame).__name__} out of turn")
+
+    def _state_of(self, asked: ReadState) -> StateCell:
+        """A key of the state, if it is of a function that the node runs. A step may ask whose instance was killed, or is not
+        adopted yet from the leader before: no client waits for it, and its question is no reason to drop the node."""
+        if not any(one.load.function == asked.function for one in self._instances.values()):
+            return UNKNOWN
+        place = self._parts.state.resolve_key(asked.function, asked.call_id, asked.scope, asked.key)
+        return self._parts.state.read(place)
 
     def _on_ready(self, frame: ReadyOnNode) -> None:
         instance = self._instances.get(frame.instance)

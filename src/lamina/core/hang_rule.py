@@ -1,6 +1,7 @@
 """When a running batch is given up: its instance is killed then, and replaced.
 
-- A batch hangs after five times its predicted time, at least five seconds, without a sign of life.
+- A batch hangs after five times its predicted time, at least five seconds, without a sign of life. On cores, where it holds up no
+  other function's process, not while a client waits and may wait longer: inputs differ, and so do first calls.
 - One that was abandoned, because its controller is gone, has a result that nothing wants. It is in the way when calls have waited
   for its instance or its units for as long as a load takes, and its end is not expected within another such time; or as soon as
   calls wait, if it is late by that time already. Then its process is ended: a wait for it is at most about twice what the better
@@ -24,7 +25,8 @@ MAX_FUNCTIONS = 8
 """Of those that wait, so many are looked at."""
 
 UNPREDICTED_US = 60_000_000
-"""Longest time of a batch of which nothing is known."""
+"""Longest time of a batch of which nothing is known, and of the first of an instance: what a function imports, downloads or
+compiles in its first call, it does again in every instance."""
 
 
 def is_to_be_ended(view: View, batch: Batch, floor_us: int) -> bool:
@@ -32,12 +34,27 @@ def is_to_be_ended(view: View, batch: Batch, floor_us: int) -> bool:
     if batch.started_us < 0 or batch.pauses.resumes_us >= 0:
         return False  # it is booked, or paused
     silent_us = view.now_us - max(batch.started_us, batch.heartbeat_us)
-    return silent_us >= hang_timeout_us(batch, floor_us) or (not batch.jobs and _is_in_the_way(view, batch, floor_us))
+    timeout_us = hang_timeout_us(batch, max(floor_us, _allowed_us(view, batch)))
+    return silent_us >= timeout_us or (not batch.jobs and _is_in_the_way(view, batch, floor_us))
 
 
 def hang_timeout_us(batch: Batch, floor_us: int) -> int:
-    longest_us = max(HANG_TIMES * batch.predicted_us, floor_us) + batch.device.way_us if batch.predicted_us else UNPREDICTED_US
-    return longest_us + max(0, batch.pauses.us)
+    least_us = max(floor_us, UNPREDICTED_US) if not batch.predicted_us or _is_first(batch) else floor_us
+    return max(HANG_TIMES * batch.predicted_us, least_us) + batch.device.way_us + max(0, batch.pauses.us)
+
+
+def _allowed_us(view: View, batch: Batch) -> int:
+    """How long a batch on cores may take because a client waits for it: as long as a call of its function."""
+    if batch.device.spec.family != "cpu" or not any(job.id in job.run.jobs for job in batch.jobs):
+        return 0
+    slo = view.functions[batch.instance.function].spec.slo
+    return slo.latency_us if slo.latency_us and slo.on_miss == "shed" else slo.timeout_us
+
+
+def _is_first(batch: Batch) -> bool:
+    """Whether its instance may set itself up in it: it has been loaded here, and none of its batches has ended. On a GPU that is
+    done while it is loaded, and others need its process."""
+    return batch.device.spec.family == "cpu" and not batch.instance.last_used_us and not batch.instance.is_adopted
 
 
 def _is_in_the_way(view: View, batch: Batch, floor_us: int) -> bool:

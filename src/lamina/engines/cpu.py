@@ -361,9 +361,10 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
             sink.on_taken(taken.count)
 
     def _on_job_dropped(self, job_id: int) -> None:
-        worker = self._concurrent.get(job_id)
-        if worker is not None:
-            worker.send(CancelStream(job_id))
+        """What runs looks for this where it yields or sends a heartbeat; a call beside others is cancelled where it waits."""
+        for batch in self._batches.open.values():
+            if batch.is_sent and any(job.id == job_id for job in batch.action.jobs):
+                batch.worker.send(CancelStream(job_id))
 
     def _unlease(self, batch: WorkerBatch) -> None:
         self._leased[batch.cores] -= 1

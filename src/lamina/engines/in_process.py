@@ -299,6 +299,7 @@ class InProcessEngine:
             tuple(batch.jobs[index].call_id for index in calls),
             batch.action.device,
             ends_s=due_us / 1e6 if due_us else math.inf,
+            beat=lambda: any(job.id in self._wanted for job in batch.action.jobs),
             transaction=WHICH_REQUEST if function.spec.max_batch > 1 else state.transaction(0),
             function=function.name,
             batch_state=state,

@@ -128,8 +128,9 @@ class InFlightBatches(Generic[BatchT]):
         """Some jobs of a batch have no inputs any more."""
         self.open[batch_id].lost = lost
 
-    def drop_job(self, job_id: int) -> None:
-        self._wanted.pop(job_id, None)
+    def drop_job(self, job_id: int) -> bool:
+        """The result of a job is not wanted any more; returns whether it was, in a batch that is open."""
+        return self._wanted.pop(job_id, None) is not None
 
     def is_wanted(self, job_id: int) -> bool:
         return job_id in self._wanted

@@ -146,8 +146,8 @@ class ProcessEngine(Generic[InstanceT, BatchT]):
             case StartBatch():
                 self._start(action)
             case DropJob():
-                self._batches.drop_job(action.job_id)
-                self._on_job_dropped(action.job_id)
+                if self._batches.drop_job(action.job_id):
+                    self._on_job_dropped(action.job_id)
             case Load():
                 if not self._is_stopping:
                     self._load(action)
@@ -203,7 +203,7 @@ class ProcessEngine(Generic[InstanceT, BatchT]):
         return 0
 
     def _on_job_dropped(self, job_id: int) -> None:
-        """The result of a job is not wanted any more."""
+        """The result of a job in an open batch is not wanted any more."""
 
     def _on_closed(self, batch: BatchT) -> None:
         """A batch has ended, and its slice is free."""

@@ -33,6 +33,7 @@ PLAN_DEVIATIONS = 2.0  #: mean deviations that a plan adds
 INITIAL_DEVIATION = 0.05  #: deviation assumed of something seen once
 SMOOTHING = 0.1  #: weight of the newest observation
 MAX_RATIO = 4.0  #: times the mean: more than that counts as a stall of the machine, and no more than this is learnt from it
+BEGINNING = 3  #: runs of a function without a profile before the best of them is believed to be possible at all
 CUSUM_SLACK = 1.0  #: mean deviations an observation may be off before it counts towards a change
 CUSUM_CLIP = 3.0  #: and no more than this many count
 CUSUM_THRESHOLD = 5.5  #: sum of what counted that makes a change of level
@@ -79,9 +80,12 @@ class DriftingMean:
     _cusum: _Cusum = field(default_factory=_Cusum)
 
     def observe(self, value: float) -> None:
+        is_doubted = self.mean < self.minimum
         self.count += 1
         self.minimum = min(self.minimum, value)
-        if self.count <= 3 and value < 0.5 * self.mean:  # the first run of a size is often slow, and tells nothing
+        if is_doubted or (
+            self.count <= 3 and value < 0.5 * self.mean
+        ):  # the first run of a size is often slow, and tells nothing
             self.mean, self.deviation = value, INITIAL_DEVIATION * value
             return
         value = min(value, MAX_RATIO * self.mean)
@@ -99,9 +103,10 @@ class DriftingMean:
         self.deviation += step * (abs(value - self.mean) - self.deviation)
         self.mean += step * (value - self.mean)
 
-    def relax(self) -> None:
-        """Believe it less, and a beginning least of all: it may have been one slow run."""
-        self.mean += (0.3 if self.count > MIN_OBSERVATIONS else 0.7) * (self.minimum - self.mean)
+    def relax(self, is_beginning: bool = False) -> None:
+        """Believe it less, and a beginning least of all: all that was seen may be one slow run, which no other has shown yet."""
+        least = 0.0 if is_beginning else self.minimum
+        self.mean += (0.3 if self.count > MIN_OBSERVATIONS else 0.7) * (least - self.mean)
         self.deviation *= 0.7
 
     @property
@@ -137,8 +142,9 @@ class LatencyCurve:
 
     def relax(self) -> None:
         self._invalidate()
+        is_beginning = sum(size.count for size in self.sizes.values()) < BEGINNING
         for size in self.sizes.values():
-            size.relax()
+            size.relax(is_beginning)
 
     def planning_us(self, batch: int) -> float:
         value = self._cache.get(batch)

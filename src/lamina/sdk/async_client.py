@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar, Unpack, cast
 from urllib.parse import quote
 
@@ -82,13 +82,9 @@ class AsyncClient:
         """What a function yields, item by item as it comes; of anything else the result is the only item. The request is sent
         when the first item is asked for. Closing the iterator cancels the call: the function is closed at its next `yield`."""
         exchange = self._protocol.call(name, inputs, call_options(options), stream=True)
-        step, attempt = resume(exchange, None), self._route.begin(time.monotonic())
+        step = resume(exchange, None)
         while isinstance(step, ClientRequest):
-            server = self._route.current
-            async with self._pool(server).stream(self._route.adapt(step, server)) as (response, items):
-                if items is None and attempt.repeats_response(response, step, time.monotonic()):
-                    await asyncio.sleep(FOLLOW_PAUSE_S)
-                    continue
+            async with self._open_stream(step) as (response, items):
                 step = resume(exchange, response)
                 if isinstance(step, CallResult) and items is None:
                     yield step.value
@@ -237,6 +233,24 @@ class AsyncClient:
             else:
                 if not attempt.repeats_response(response, request, time.monotonic()):
                     return response
+            await asyncio.sleep(FOLLOW_PAUSE_S)
+
+    @asynccontextmanager
+    async def _open_stream(self, request: ClientRequest) -> AsyncIterator[tuple[ClientResponse, AsyncIterator[Any] | None]]:
+        """A response and its items, from the server that leads; a stream that has begun is not begun again."""
+        attempt = self._route.begin(time.monotonic())
+        while True:
+            server = self._route.current
+            async with AsyncExitStack() as stack:
+                try:
+                    found = await stack.enter_async_context(self._pool(server).stream(self._route.adapt(request, server)))
+                except Unreachable as error:
+                    if not attempt.repeats_error(error, request, time.monotonic()):
+                        raise
+                else:
+                    if found[1] is not None or not attempt.repeats_response(found[0], request, time.monotonic()):
+                        yield found
+                        return
             await asyncio.sleep(FOLLOW_PAUSE_S)
 
     def _pool(self, server: ServerAddress) -> AsyncConnectionPool:

@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeVar, Unpack
 from urllib.parse import quote
 
@@ -98,13 +98,9 @@ class Client:
         """What a function yields, item by item as it comes; of anything else the result is the only item. The request is sent
         when the first item is asked for. Closing the iterator cancels the call: the function is closed at its next `yield`."""
         exchange = self._protocol.call(name, inputs, call_options(options), stream=True)
-        step, attempt = resume(exchange, None), self._route.begin(time.monotonic())
+        step = resume(exchange, None)
         while isinstance(step, ClientRequest):
-            server = self._route.current
-            with self._pool(server).stream(self._route.adapt(step, server)) as (response, items):
-                if items is None and attempt.repeats_response(response, step, time.monotonic()):
-                    time.sleep(FOLLOW_PAUSE_S)
-                    continue
+            with self._open_stream(step) as (response, items):
                 step = resume(exchange, response)
                 if isinstance(step, CallResult):
                     yield from items if items is not None else (step.value,)
@@ -302,6 +298,24 @@ class Client:
             else:
                 if not attempt.repeats_response(response, request, time.monotonic()):
                     return response
+            time.sleep(FOLLOW_PAUSE_S)
+
+    @contextmanager
+    def _open_stream(self, request: ClientRequest) -> Iterator[tuple[ClientResponse, Iterator[Any] | None]]:
+        """A response and its items, from the server that leads; a stream that has begun is not begun again."""
+        attempt = self._route.begin(time.monotonic())
+        while True:
+            server = self._route.current
+            with ExitStack() as stack:
+                try:
+                    found = stack.enter_context(self._pool(server).stream(self._route.adapt(request, server)))
+                except Unreachable as error:
+                    if not attempt.repeats_error(error, request, time.monotonic()):
+                        raise
+                else:
+                    if found[1] is not None or not attempt.repeats_response(found[0], request, time.monotonic()):
+                        yield found
+                        return
             time.sleep(FOLLOW_PAUSE_S)
 
     def _pool(self, server: ServerAddress) -> ConnectionPool:

@@ -43,7 +43,7 @@ class BatchContext:
     device: str = ""
     host_cores: int = 0  #: CPU cores that go with a GPU slice; 0: the units are the cores
     ends_s: float = math.inf  #: `time.monotonic()` at which the most urgent request of the batch is due
-    beat: Callable[[], None] | None = None  #: tells the server that this batch is alive
+    beat: Callable[[], bool] | None = None  #: tells the server that this batch is alive; false once no client waits for it
     transaction: Transaction | None = None  #: on the state, applied with the result
     origins: Sequence[RequestOrigin] = ()  #: request by request
     spans: list[InnerSpan] | None = None  #: where `span` writes; None: not traced
@@ -91,10 +91,10 @@ class BatchContext:
         """Time left for the most urgent request; below zero once it is late, infinite without a deadline."""
         return (self.ends_s - time.monotonic()) * 1_000
 
-    def heartbeat(self) -> None:
-        """Send a heartbeat, for a step that must do so now and then (`.heartbeat(5)`). Cheap; outside of one nothing."""
-        if self.beat is not None:
-            self.beat()
+    def heartbeat(self) -> bool:
+        """Send a heartbeat, for a step that must do so now and then (`.heartbeat(5)`). Cheap; outside of one nothing. False once
+        all clients of the batch have left or their time is up: no result is wanted any more."""
+        return self.beat is None or self.beat()
 
     @property
     def state(self) -> KeyValueState:

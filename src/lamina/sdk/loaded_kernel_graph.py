@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any, Protocol
 
-from lamina.errors import BadValue, NotFound, did_you_mean
+from lamina.errors import BadValue, Cancelled, NotFound, did_you_mean
 from lamina.kernels.graph import Buffer, KernelGraph
 from lamina.kernels.host_run import HostGraph, stack_rows
 from lamina.kernels.validation import KernelPlan, checked_key
@@ -88,10 +89,11 @@ class LoadedKernelGraph:
         return tuple(np.zeros((1, *one.shape), one.dtype) for one in self._inputs)
 
     def warm_up(self) -> None:
-        """Run it on zeros, for a worker: what kernels import and compile in their first run is not to be taken for the time of a
-        request. A graph that needs more than zeros, or cannot be opened, says so to its first request."""
+        """Run each launch once on zeros, for a worker: what kernels import and compile in their first run is not to be taken for
+        the time of a request. A graph that needs more than zeros, or cannot be opened, says so to its first request."""
         with suppress(Exception):
-            self.host(*self.example)
+            for _ in islice(self.host.steps(*self.example), len(self.plan.order)):
+                pass
 
     # --------------------------------------------------------------------- batches
 
@@ -113,7 +115,9 @@ class LoadedKernelGraph:
         alone: a graph changes nothing outside of it, so it may."""
         bound = list(members.values())
         try:
-            outputs = self.host(*stack_rows([one.inputs for one in bound]), constants=bound[0].constants)
+            outputs = self._outputs_of(bound)
+        except Cancelled as error:
+            return [(place, error) for place in members]
         except Exception as error:
             if len(members) == 1:
                 return [(place, error) for place in members]
@@ -122,6 +126,16 @@ class LoadedKernelGraph:
             return [answer for part in parts for answer in self._run_together(part)]
         rows = zip(*outputs, strict=True)
         return [(place, self._kept(place, one, row)) for (place, one), row in zip(members.items(), rows, strict=True)]
+
+    def _outputs_of(self, bound: Sequence[BoundRequest]) -> tuple[Any, ...]:
+        """Outputs of requests with the same constants. Each launch is a heartbeat."""
+        beat = context().heartbeat
+        for outputs in self.host.steps(*stack_rows([one.inputs for one in bound]), constants=bound[0].constants):
+            if outputs is not None:
+                return outputs
+            if not beat():
+                break
+        raise Cancelled("cancelled: its clients have left")
 
     def rows(self, calls: Sequence[Mapping[str, Any]]) -> list[Any]:
         """Inputs of each request for an executor: a tuple of arrays, or an exception."""
@@ -148,10 +162,12 @@ class LoadedKernelGraph:
         return dict(shown) if len(shown) > 1 else shown[0][1]
 
     def _kept(self, place: int, bound: BoundRequest, row: tuple[Any, ...]) -> Any:
+        import numpy as np
+
         try:
             for one, array in zip(self._outputs, row, strict=True):
                 if one.name in bound.kept:
-                    _access().write(place, bound.kept[one.name], array)
+                    _access().write(place, bound.kept[one.name], np.asarray(array))  # a row without axes is a number
         except Exception as error:
             return error
         return self._answer(row, bound.kept)

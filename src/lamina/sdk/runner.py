@@ -222,10 +222,12 @@ async def _converted(messages: AsyncIterator[Any], convert: Callable[[Any], Any]
 
 
 def _collect_items(items: Generator[Any, Any, Any], emit: Emit | None) -> list[Any] | None:
-    """The yielded items as a list, unless `emit` takes each as it comes."""
-    if emit is None:
-        return list(items)
+    """The yielded items as a list, unless `emit` takes each as it comes. Either way each is a heartbeat."""
+    kept: list[Any] = []
+    beat = context().heartbeat
     for item in items:
-        if not emit(item):
+        if emit is None:
+            kept.append(item)
+        if not (beat() if emit is None else emit(item)):
             items.close()
-    return None
+    return kept if emit is None else None

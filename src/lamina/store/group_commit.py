@@ -336,7 +336,7 @@ class GroupCommitStore:
         self._term, self._commits = term, 0
         self._succeeds = row is not None
         self._beat_at_s = time.monotonic() + leadership.BEAT_S
-        if row is not None:
+        if row is not None and row.holder:  # not after one that was stopped in order, as at each start of a server that is alone
             log.info("store %s: this server leads, in term %d", self.name, term)
         self._tell(term)
 

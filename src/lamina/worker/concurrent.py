@@ -260,9 +260,10 @@ class ConcurrentWorker:
             channel.send(ResultChunk(batch_id, job.job_id, encoding.encode(piece)))
             return not call.is_cancelled
 
-        def beat() -> None:
+        def beat() -> bool:
             if call.may_beat():
                 channel.send(BatchHeartbeat(batch_id))
+            return not call.is_cancelled
 
         ends_s = job.deadline_us / 1e6 if job.deadline_us else math.inf
         context = BatchContext(

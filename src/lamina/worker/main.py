@@ -99,15 +99,21 @@ class BatchChannel:
     def __init__(self, channel: FrameChannel, batch: RunBatch) -> None:
         self._channel = channel
         self._batch_id = batch.batch_id
+        self._wanted = {job.job_id for job in batch.jobs}
+        self._thread = threading.get_ident()
         self._lock = threading.Lock()
-        self._last_heartbeat_s = 0.0
+        self._last_heartbeat_s = time.monotonic()
         self.state = BatchState(self._read_state)
 
-    def heartbeat(self) -> None:
+    def heartbeat(self) -> bool:
+        """Say that the batch is alive; false when all of its jobs are cancelled."""
         now_s = time.monotonic()
         if now_s - self._last_heartbeat_s >= HEARTBEAT_EVERY_S:
             self._last_heartbeat_s = now_s
             self._channel.send(BatchHeartbeat(self._batch_id))
+            if threading.get_ident() == self._thread:  # one left by an ended batch would read what follows
+                self._wanted -= {frame.job_id for frame in self._channel.lookahead() if isinstance(frame, CancelStream)}
+        return bool(self._wanted)
 
     def _read_state(self, place: int, key: StateKey) -> StateCell:
         with self._lock:

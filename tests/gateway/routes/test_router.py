@@ -189,6 +189,13 @@ def test_what_is_not_there_is_not_found_and_wrong_methods_are_told(port: int) ->
     assert deleted.headers["allow"] == "GET, HEAD, POST"
 
 
+@pytest.mark.parametrize("path", ["/v1/apps/shop", "/v1/logs", "/console/", "/v1/admin/token/list"])
+def test_a_path_of_management_is_told_where_it_is_answered(port: int, path: str) -> None:
+    """It was taken for the name of a function: `lamina deploy` to the port of the calls was told what can be called."""
+    (answer,) = asked(port, ("GET", path))
+    assert answer.status == 404 and "--admin-port" in answer.json["hint"] and "--admin-url" in answer.json["hint"]
+
+
 def test_what_curl_sends_is_json_if_it_is_json_and_else_bytes(port: int) -> None:
     form = "application/x-www-form-urlencoded"
     text, raw, named, broken = asked(

@@ -49,7 +49,7 @@ class Cluster:
         now_us, way_us = self._view.now_us, device.way_us
         parts = function.spec.parts if function.spec.parts == WHOLE_UNIT else function.spec.parts_on(device.spec)
         soonest_us = max(now_us, slot.at_us - way_us)  # a policy that does not count the way is not in error
-        if predicted_us and soonest_us + predicted_us > max([job.expires_us for job in jobs]):
+        if predicted_us and soonest_us + int(predicted_us * function.usual_part) > max([job.expires_us for job in jobs]):
             raise PolicyError(f"every job of this batch of {function.spec.name} would be too late")
         batch = Batch(
             self._state.next_batch_id(),

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 import lamina
-from lamina.access.authorization import UNKNOWN_ROUTE, Grant, RouteMap, rule_of
+from lamina.access.authorization import UNKNOWN_ROUTE, Grant, RouteMap, is_management, rule_of
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.errors import LaminaError, NotFound, UnknownTarget
 from lamina.gateway.auth import Authorize
@@ -229,6 +229,9 @@ class Router:
         where = request.path[:80].decode("latin-1")
         if where.startswith("/v1/runs/"):
             return NotFound(f"nothing at {where!r}", hint="of a run there are result, history, cancel and retry")
+        if is_management(where):
+            hint = "ask that one (--admin-url); lamina serve --admin-port 8701 opens it"
+            return UnknownTarget(f"{where!r} is for the management listener; this one takes calls", hint=hint)
         hint = "GET /v1/functions and /v1/workflows list what can be called, /openapi.json all there is"
         if self._suggestion_limiter.try_acquire():
             path, name = where.rstrip("/"), where.rstrip("/").rpartition("/")[2]

@@ -45,6 +45,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 REPLACED: dict[str, dict[str, Any]] = {
     "admission": {f"{FRONTIER}.Policy.admit": lambda policy, view, call: Admitted(0)},
     "sharing of what is shed": {f"{FRONTIER}.load_shedding.LoadShedder.is_tight": lambda *args: False},
+    "units that would stand idle": {f"{FRONTIER}.Policy._at_once_us": lambda *args: 0},
     "room for what asks for less": {f"{FRONTIER}.load_shedding.LoadShedder.roomy_us": lambda *args: 0},
     "a call's own work in estimates": {f"{FRONTIER}.backlog.BacklogModel._own_work": lambda *args: 0.0},
     "blocking rule": {"lamina.planner.blocking.BlockingRule.kept_units": lambda *args: 0},
@@ -54,6 +55,7 @@ REPLACED: dict[str, dict[str, Any]] = {
     "probes past the margin": {f"{FRONTIER}.allows_probe": lambda *args: False},
     "look-ahead over the workflow": {f"{FRONTIER}.workflow_plans.PlanCache.step_plan": lambda *args: None},
     "dropping runs that cannot be in time": {f"{FRONTIER}.run_feasibility.RunFeasibility.is_infeasible": lambda *args: False},
+    "hope for the usual time": {f"{FRONTIER}.Policy._may_hope": lambda *args: False},
     "feedback on delayed batches": {f"{FRONTIER}.batch_planner.BatchingFeedback.should_wait": lambda *args: True},
     "passing over an urgent head": {f"{FRONTIER}.batch_planner._passed_over": lambda function, late, slots, now_us, from_us: 0},
     "waiting for a cheaper slot elsewhere": {f"{FRONTIER}.cheaper_upcoming_slots": lambda *args: []},

@@ -26,6 +26,7 @@ from lamina.core.actions import Reject
 from lamina.core.giving_way import promised_units
 from lamina.core.policy import Admitted, Decision, Defer, Drop, RescaleAt, Start, View
 from lamina.core.scheduling.jobs import Job
+from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState
 from lamina.core.workflow.flow import Flow
@@ -35,8 +36,9 @@ from lamina.planner.batching import LEAD_US, commit_at_us, is_most_urgent, large
 from lamina.planner.blocking import BlockingRule, is_pressed, pressed_from_us
 from lamina.policies.frontier import explain
 from lamina.policies.frontier.autoscaler import FrontierAutoscaler
-from lamina.policies.frontier.backlog import BacklogModel
+from lamina.policies.frontier.backlog import EXACT, BacklogModel
 from lamina.policies.frontier.batch_planner import (
+    PASS_OVER,
     BatchingFeedback,
     BatchPlanner,
     NextBatch,
@@ -148,30 +150,69 @@ class Policy:
                 return Reject(call.id, "cost", why=explain.explain_cost_rejection(price, call.cost_limit), price=price)
         if function is None:
             self._blocking.step_goals.on_call_arrived(view, flow)
-        hosts = view.functions[flow.functions[0]].instances_by_device if flow.functions else ()
         share_us = shedder.on_call_arrived(view, flow, call, self._backlog)
-        has_goal = share_us > allowed_us and states_goal(call, flow.slo)  # without a goal it can wait
-        if has_goal and shedder.is_tight(hosts, call):  # before the estimate, which takes longest
-            return self._rejected(view, flow, call, share_us, 0, is_shed=True)
-        if function is not None:
-            estimate_us = self._estimator.estimate_us(view, function, allowed_us, within_us)
-        else:
-            self._backlog.on_call_arrived(flow, call)
-            estimate_us = self._estimator.workflow_estimate_us(view, flow, allowed_us, shedder.is_overloaded)
-        needed_us = int(estimate_us * (1 + self.margin)) + margin_us if estimate_us else 0
-        if needed_us > allowed_us >= estimate_us + margin_us and estimate_us <= self._estimator.alone_us(view, flow, allowed_us):
-            needed_us = estimate_us + margin_us  # a margin is for what comes before a call: there is nothing
-        if needed_us > allowed_us and not allows_probe(view, flow, needed_us - margin_us, allowed_us):
-            return self._rejected(view, flow, call, needed_us, estimate_us)
-        if states_goal(call, flow.slo):
-            alone_us = partial(self._estimator.alone_us, view, flow, allowed_us) if share_us <= allowed_us else int
-            if (roomy_us := shedder.roomy_us(hosts, call, needed_us, alone_us)) > allowed_us:
-                return self._rejected(view, flow, call, max(share_us, roomy_us), estimate_us, is_shed=True)
+        offer_us, estimate_us, is_shed = self._offer(view, flow, call, share_us, within_us, margin_us)
+        if offer_us > allowed_us:
+            idle_us = self._at_once_us(view, function, allowed_us - margin_us) if function is not None else 0
+            if not idle_us:
+                return self._rejected(view, flow, call, offer_us, estimate_us, is_shed=is_shed)
+            shedder.on_admitted(now_us, call, is_spare=True)
+            return Admitted(idle_us)
         if function is None:
             self._to_prefetch.update({name: None for name in flow.functions if not view.functions[name].instances})
             self._backlog.on_admitted(view, flow)
         shedder.on_admitted(now_us, call)
         return self._recent.admit(view, flow, estimate_us)
+
+    def _offer(self, view: View, flow: Flow, call: Call, share_us: int, within_us: int, margin_us: int) -> tuple[int, int, bool]:
+        """The least latency it can be offered, 0 if it has that time; the estimate; and whether its share is why."""
+        allowed_us, shedder = call.expires_us - view.now_us, self._shedder
+        hosts = view.functions[flow.functions[0]].instances_by_device if flow.functions else ()
+        has_goal = states_goal(call, flow.slo)  # without a goal it can wait
+        if share_us > allowed_us and has_goal and shedder.is_tight(hosts, call):  # before the estimate, which takes longest
+            return share_us, 0, True
+        if flow.sole_task is not None:
+            function = view.functions[flow.sole_task.function]
+            estimate_us = self._estimator.estimate_us(view, function, allowed_us, within_us)
+        else:
+            self._backlog.on_call_arrived(flow, call)
+            estimate_us = self._estimator.workflow_estimate_us(view, flow, allowed_us, shedder.is_overloaded)
+        needed_us = int(estimate_us * (1 + self.margin)) + margin_us if estimate_us else 0
+        if needed_us > allowed_us >= estimate_us + margin_us:  # a margin is for what comes before a call
+            ahead_us = estimate_us - self._estimator.alone_us(view, flow, allowed_us)
+            needed_us = estimate_us + int(self.margin * max(0, ahead_us)) + margin_us
+        if needed_us > allowed_us and not allows_probe(view, flow, needed_us - margin_us, allowed_us):
+            return needed_us, estimate_us, False
+        if has_goal:
+            alone_us = partial(self._estimator.alone_us, view, flow, allowed_us) if share_us <= allowed_us else int
+            if (roomy_us := shedder.roomy_us(hosts, call, needed_us, alone_us)) > allowed_us:
+                return max(share_us, roomy_us), estimate_us, True
+        return 0, estimate_us, False
+
+    def _at_once_us(self, view: View, function: FunctionState, within_us: int) -> int:
+        """Time of a call that starts at once on units that would stand idle, and makes none late: those are refused to none.
+        0 if there are none."""
+        if len(function.queue):
+            return 0
+        for slot in free_candidates(view, self._tables, self._blocking, function):
+            config = slot.cheapest_within(1, within_us - slot.device.way_us)
+            if config is None:
+                continue
+            held_us = slot.device.way_us + config.time_us
+            batch = NextBatch(function, [], True, True, None, 0, 0)
+            if self._can_all_wait(view, slot.device, held_us) and not self._blocks(view, batch, slot, config):
+                return held_us
+        return 0
+
+    def _can_all_wait(self, view: View, device: Device, held_us: int) -> bool:
+        """Whether what waits there has that much time to spare."""
+        waiting = view.backlogged.get(device.spec.id, {})
+        if len(waiting) > EXACT:
+            return False
+        for function in waiting.values():
+            if function.queue.head().due_us - view.now_us < held_us + self._fastest_us(view, function)[1]:
+                return False
+        return True
 
     def _rejected(self, view: View, flow: Flow, call: Call, offer_us: int, estimate_us: int, *, is_shed: bool = False) -> Reject:
         allowed_us = call.expires_us - view.now_us
@@ -227,8 +268,8 @@ class Policy:
         if fastest_us < 0:  # it is loaded nowhere; when it is, it is asked about again
             return Defer(name, NEVER_US, NEVER_US, why=explain.NOT_LOADED)
         head = queue.head()
-        if head.expires_us < now_us + soonest_us:
-            self._shedder.on_refused(head.run.call.target, head.run.call.tenant, was_admitted=True)
+        if head.expires_us < now_us + soonest_us and not self._may_hope(view, function, head):
+            self._shedder.on_dropped(head.run.call, function.instances_by_device)
             self._autoscaler.on_lost(name)
             self._tables.doubt(name)
             return Drop(head)
@@ -297,6 +338,17 @@ class Policy:
             if cheaper:
                 return self._commit(view, batch, cheaper)
         return self._start(view, batch, chosen, config, slots)
+
+    def _may_hope(self, view: View, function: FunctionState, job: Job) -> bool:
+        """Whether a job that might be too late is in time if its batch takes no longer than batches usually do, and the slice for
+        that is no dearer than others: large ones have better to do."""
+        for hosts in self._tables.warm_hosts(view, function):
+            fastest, cheapest = hosts.table.fastest, hosts.table.cheapest_within(1, NEVER_US)
+            if fastest is None or cheapest is None or fastest.cost > PASS_OVER * cheapest.cost:
+                continue
+            if view.now_us + hosts.way_us + int(fastest.time_us * function.usual_part) <= job.expires_us:
+                return True
+        return False
 
     def _choose(self, view: View, batch: NextBatch, slots: list[CandidateSlot], cost_limit: float) -> BatchDecision:
         """The cheapest configuration in time that blocks no function beside it."""
@@ -419,7 +471,7 @@ class Policy:
         us = slot.table.latency_us(config.batch, units, config.cores)
         if slot.device.spec.link_mib_per_s:
             us += view.transfer_us(chosen, slot.device)
-        end_us = slot.at_us + us
+        end_us = slot.at_us + int(us * function.usual_part)
         for job in chosen:
             if job.expires_us >= end_us:
                 break

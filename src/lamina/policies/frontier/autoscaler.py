@@ -235,12 +235,10 @@ class FrontierAutoscaler:
                     yield UnloadInstance(instance.id)
 
     def _has_config(self, view: View, function: FunctionState, instance: Instance) -> bool:
-        """Whether a batch can run on its slice, where that is fixed: deployed anew, a function may ask for another size."""
+        """Whether batches of that size are weighed, if it has a home: deployed anew, a function may ask for another."""
         device = view.devices[instance.device]
         home = device.homes.get(instance.id, 0)
-        if device.spec.limits.per_batch or not home:
-            return True
-        return bool(self.tables.table_for(view, function, device).pareto(1, -home.bit_count(), device.spec.cores)[1])
+        return not home or home.bit_count() in self.tables.table_for(view, function, device).unit_counts
 
     def _is_stuck(self, view: View, function: FunctionState, loaded: list[Instance]) -> bool:
         """Whether jobs wait behind instances that are all full, though times and rates ask for no more of them: nothing is known

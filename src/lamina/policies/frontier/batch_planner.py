@@ -46,8 +46,8 @@ CLOSED_LOOP = 0.5
 """From this share of clients that resubmit at once on, they count as closed-loop clients."""
 
 
-CROWD = 8
-"""Batches that wait: with fewer, those without room on what is free are worth a larger slice that will be."""
+CROWD = 2
+"""Batches that wait: with no more, those without room on what is free are worth a larger slice that will be."""
 
 
 # ------------------------------------------------------------------------ members
@@ -175,7 +175,7 @@ class BatchPlanner:
             own_us = slo_us - batch.soonest_us
             found = cheapest_slot(slots, count, min(own_us, head.expires_us - now_us), slo_us) if own_us > 0 else None
             found = found or cheapest_slot(slots, count, head.expires_us - now_us, slo_us)
-            return BatchDecision(*found) if found else NOTHING
+            return BatchDecision(*found) if found else _by_usual_time(function, slots, head)
         waiting = None
         for slot in slots:
             if not slot.device.spec.owned or objective == "cost":  # waiting saves time that is paid for
@@ -338,6 +338,15 @@ def _fastest_of(slots: list[CandidateSlot], count: int, due_us: int) -> BatchDec
             if fits and config.cores <= slot.cores and (best is None or (slot.time_us(config), config.cost) < best[:2]):
                 best = (slot.time_us(config), config.cost, slot, config)
     return BatchDecision(best[2], best[3]) if best is not None else NOTHING
+
+
+def _by_usual_time(function: FunctionState, slots: list[CandidateSlot], job: Job) -> BatchDecision:
+    """Where the job is done first, if it is in time when its batch takes no longer than batches usually do."""
+    found = _fastest_of(slots, 1, NEVER_US)
+    if found.slot is None or found.config is None:
+        return NOTHING
+    usual_us = int(found.slot.time_us(found.config) * function.usual_part)
+    return found if found.slot.at_us + usual_us <= job.expires_us else NOTHING
 
 
 def _end_us(slot: CandidateSlot, config: BatchConfig) -> int:

@@ -70,6 +70,7 @@ class _Device:
     busy: float = 0.0  #: sum of the busy shares seen
     seen: int = 0
     worst: float = 1.0  #: of its streams, how well the one is served that has least of its share
+    has_dropped: bool = False  #: since then, what was admitted could not be in time any more
     is_overloaded: bool = False
     shed: set[str] = field(default_factory=set)  #: functions that none but such streams use
     shares: dict[Stream, float] = field(default_factory=dict)  #: in units, of streams that ask for more than that
@@ -133,16 +134,23 @@ class LoadShedder:
     def delay_us(self, now_us: int, call: Call) -> int:
         return max(0, int(self._clock_us.get((call.target, call.tenant), 0.0)) - now_us) if self._interval_us else 0
 
-    def on_admitted(self, now_us: int, call: Call) -> None:
-        """Advance the virtual clock of its stream."""
+    def on_admitted(self, now_us: int, call: Call, is_spare: bool = False) -> None:
+        """Advance the virtual clock of its stream, unless it takes what would stand idle: that is no part of its share."""
         stream = (call.target, call.tenant)
         served = self._served.get(stream)
         if served is not None:
             self._served[stream] = served + SERVED_STEP * (1 - served)
-        if self._interval_us:
+        if self._interval_us and not is_spare:
             interval_us = self._interval_us.get(stream)
             if interval_us is not None:
                 self._clock_us[stream] = max(now_us, self._clock_us.get(stream, 0.0)) + interval_us
+
+    def on_dropped(self, call: Call, devices: Iterable[str]) -> None:
+        """A call that was admitted could not be in time any more on the devices of its function: they were not idle."""
+        self.on_refused(call.target, call.tenant, was_admitted=True)
+        for name in devices:
+            if (known := self._devices.get(name)) is not None:
+                known.has_dropped = True
 
     def on_refused(self, target: str, tenant: str, was_admitted: bool = False) -> None:
         """A call was rejected, or dropped because it could not be in time any more."""
@@ -338,14 +346,14 @@ def _divide(
 ) -> None:
     """Divide a device among tenants by weight, and the part of each among its targets. A function that is owed a part of the
     time has the weight that gives it as much beside the others."""
-    idle = device.seen > 0 and device.busy / device.seen < BUSY
+    idle = device.seen > 0 and device.busy / device.seen < BUSY and not device.has_dropped
     if device.is_overloaded and idle:
         device.capacity = min(2.0, device.capacity * 1.05)
     elif device.is_overloaded and device.is_light_short:
         device.capacity = max(0.5, device.capacity * 0.95)
     elif not device.is_overloaded and device.seen:
         device.capacity += 0.1 * (1.0 - device.capacity)
-    device.busy, device.seen = 0.0, 0
+    device.busy, device.seen, device.has_dropped = 0.0, 0, False
     left = FULL * units * device.capacity
     device.is_overloaded = sum(needs.values()) > left and (device.is_overloaded or not idle)
     device.shares.clear()
