@@ -208,11 +208,14 @@ def usual_mask(function: Function[..., Any], slicer: Slicer, home: int) -> int:
     return home or (1 << function.spec.units_on(slicer.device)) - 1
 
 
-def likely_masks(slicer: Slicer, mask: int, home: int) -> list[int]:
-    """The slices a function is likely to run on: its home; and the blocks of its usual size, those of others while its home is
-    busy."""
-    same = [block for block in all_masks(slicer.device) if block.bit_count() == mask.bit_count() and block != home]
-    return ([home] if home else []) + same[:PREPARED_BLOCKS]
+def likely_masks(slicer: Slicer, loaded: LoadedFunction, home: int) -> list[int]:
+    """The slices a function is likely to run on: its home; the blocks of its usual size, those of others while its home is busy;
+    and the largest, if its calls are to be answered as soon as can be, or its home has neighbours that may be idle."""
+    blocks, spec = all_masks(slicer.device), loaded.function.spec
+    same = [block for block in blocks if block.bit_count() == loaded.mask.bit_count() and block != home]
+    found = ([home] if home else []) + same[:PREPARED_BLOCKS]
+    largest = max(blocks, key=int.bit_count)
+    return found + ([largest] if largest not in found and (home or spec.objective == "latency") else [])
 
 
 @dataclass(frozen=True, slots=True)

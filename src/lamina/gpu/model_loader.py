@@ -106,7 +106,7 @@ class ModelLoader:
         loaded = self.functions.get(instance)
         if loaded is not None and loaded.model is not None:
             loaded.move(usual_mask(loaded.function, self._slicer, mask))
-            self.captures.request(loaded, likely_masks(self._slicer, loaded.mask, mask))
+            self.captures.request(loaded, likely_masks(self._slicer, loaded, mask))
 
     @property
     def is_loading(self) -> bool:
@@ -245,7 +245,7 @@ class ModelLoader:
             return
         for bucket, plan in made.items():
             self.captures.install(loaded, bucket, loaded.mask, plan)
-        masks, needed = likely_masks(self._slicer, loaded.mask, frame.mask), tuple(made)
+        masks, needed = likely_masks(self._slicer, loaded, frame.mask), tuple(made)
 
         def timed(probes: dict[int, int]) -> None:
             """Request as many graphs as it takes for no batch to find none; unless clients have waited long enough."""

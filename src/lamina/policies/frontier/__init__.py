@@ -179,8 +179,9 @@ class Policy:
             estimate_us = self._estimator.workflow_estimate_us(view, flow, allowed_us, shedder.is_overloaded)
         needed_us = int(estimate_us * (1 + self.margin)) + margin_us if estimate_us else 0
         if needed_us > allowed_us >= estimate_us + margin_us:  # a margin is for what comes before a call
-            ahead_us = estimate_us - self._estimator.alone_us(view, flow, allowed_us)
-            needed_us = estimate_us + int(self.margin * max(0, ahead_us)) + margin_us
+            ahead_us = max(0, estimate_us - self._estimator.alone_us(view, flow, allowed_us))
+            if flow.sole_task is not None or not ahead_us:  # the way of a run among others is no quantile of anything
+                needed_us = estimate_us + int(self.margin * ahead_us) + margin_us
         if needed_us > allowed_us and not allows_probe(view, flow, needed_us - margin_us, allowed_us):
             return needed_us, estimate_us, False
         if has_goal:
