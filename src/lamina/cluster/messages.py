@@ -22,7 +22,7 @@ from lamina.sdk.spans import InnerSpan
 from lamina.types import DeviceSpec, FunctionSpec
 from lamina.values.references import ErrorInfo, NodeRef, Owner
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Version of these frames; both sides must speak the same one."""
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?\Z")]
