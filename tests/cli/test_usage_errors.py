@@ -270,7 +270,7 @@ def test_what_a_container_lacks_is_told(capsys, monkeypatch: pytest.MonkeyPatch,
 def test_started_without_stdin_stdout_or_stderr_nothing_else_gets_their_numbers(tmp_path: Path):
     """The event loop's own descriptors did, and the first child that printed ended the server."""
     code = (
-        "import os, subprocess, sys; from lamina.cli import open_standard_files; open_standard_files();"
+        "import os, subprocess, sys; from lamina.server.async_stderr import open_standard_files; open_standard_files();"
         "print('lost'); print('lost', file=sys.stderr); sys.stdin.read(); subprocess.run(['echo', 'lost'], check=True);"
         "print(os.open('store', os.O_CREAT), file=open('found', 'w'))"
     )

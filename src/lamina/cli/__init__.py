@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from lamina.errors import FunctionFailed, LaminaError, LoadFailed, Refused, Unreachable
+from lamina.server.async_stderr import open_standard_files
 
 CONFIG_FILE = "lamina.toml"
 _VARIABLES = frozenset(f"LAMINA_{name}" for name in ("URL", "ADMIN_URL", "TOKEN", "CONFIG", "DATA", "JOIN", "VOLUMES"))
@@ -211,17 +212,6 @@ def root(ctx: click.Context, config: Path | None) -> None:
     """Serve machine-learning functions and workflows on slices of GPUs, with latency SLOs."""
     assert ctx.default_map is not None
     ctx.default_map.update(_default_options(ctx, config, os.environ))
-
-
-def open_standard_files() -> None:
-    """Open `/dev/null` where this process was started without stdin, stdout or stderr: a socket or a store that is opened later
-    would get that number, and whatever prints there would write into it."""
-    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest that is free
-        os.set_inheritable(opened, True)  # children print, too
-    os.close(opened)
-    sys.stdin = sys.stdin or os.fdopen(0, encoding="utf-8", closefd=False)
-    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
-    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -6,6 +6,7 @@ that can make it write lines could do that. Here lines wait, up to a bound, and 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -77,3 +78,14 @@ def async_stderr() -> Iterator[None]:
     finally:
         sys.stderr = behind
         stream.close()
+
+
+def open_standard_files() -> None:
+    """Open `/dev/null` where this process was started without stdin, stdout or stderr: a socket or a store that is opened later
+    would get that number, and whatever prints there would write into it."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest that is free
+        os.set_inheritable(opened, True)  # children print, too
+    os.close(opened)
+    sys.stdin = sys.stdin or os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
