@@ -38,6 +38,8 @@ def run(bench: Bench) -> None:
             for start in ("first", "second"):
                 serve(bench, start)
             serve(bench, "second, imports standing by", "--gpu-standby", "imports")
+        elif part == "imports":
+            serve(bench, "second, imports standing by", "--gpu-standby", "imports")
         elif part == "many":
             os.environ |= {"LAMINA_MODELS": "200", "LAMINA_STANDING": "60"}
             serve(bench, "200 registered, 60 standing")
