@@ -49,6 +49,13 @@ class BadValue(LaminaError):
         self.fields = fields
 
 
+class WrongInput(BadValue):
+    """An input that a workflow takes no values like: what a function says of its own."""
+
+    status = 422
+    code = "unprocessable"
+
+
 class UnknownEncoding(LaminaError):
     """Content encoding of a body that is not accepted where it was sent."""
 

@@ -251,15 +251,17 @@ def _type_name(hint: Any) -> str:
     return WORDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 
-def typed_params(params: tuple[Param, ...], target: Callable[..., Any], *, batched: bool = False) -> tuple[Param, ...]:
-    """The parameters with their JSON Schema types."""
+def typed_params(
+    params: tuple[Param, ...], target: Callable[..., Any], *, batched: bool = False, at_entry: bool = False
+) -> tuple[Param, ...]:
+    """The parameters with their JSON Schema types. `at_entry`: see `Param`."""
     hints, defaults = hints_of(target), defaults_of(target)
     incoming = incoming_param(target) if is_async(target) else ""
 
     def typed(param: Param) -> Param:
         hint = request_hint(hints.get(param.name), batched=batched)
         kind, schema = schema_type(hint, defaults[param.name]), schema_of(hint)
-        return Param(param.name, param.required, kind, schema, is_incoming=param.name == incoming)
+        return Param(param.name, param.required, kind, schema, is_incoming=param.name == incoming, at_entry=at_entry)
 
     return tuple(typed(param) for param in params)
 

@@ -36,6 +36,7 @@ class Param(Struct, frozen=True):
     schema: dict[str, Any] = {}  #: JSON Schema of a value, with its own `$defs`; {}: any
     is_whole: bool = False  #: the body of a call is its value, also an object that has its name
     is_incoming: bool = False  #: it gets the messages of a WebSocket, one by one; elsewhere a list of them
+    at_entry: bool = False  #: its JSON type is checked where the call arrives: no function of the target does it
 
 
 Params = Sequence[Param]

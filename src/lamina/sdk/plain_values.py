@@ -12,13 +12,14 @@ import contextlib
 import reprlib
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 
-from lamina.errors import BadValue
-from lamina.sdk.binding import NOTHING
+from lamina.errors import BadValue, WrongInput
+from lamina.sdk.binding import NOTHING, Params
+from lamina.sdk.json_schema import json_types
 from lamina.sdk.tensors import Tensor
 from lamina.sdk.validation_errors import WORDS
 
@@ -32,6 +33,16 @@ _KINDS: dict[type, tuple[type, ...]] = {
     dict: (dict,),
     bytes: (bytes,),
 }
+_JSON_TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
+    "string": ("text", (str,)),
+    "integer": ("a whole number", NUMBERS),
+    "number": ("a number", NUMBERS),
+    "boolean": ("true or false", NUMBERS),
+    "array": ("a list", (list,)),
+    "object": ("an object", (dict,)),
+    "null": ("null", (type(None),)),
+}
+"""What JSON Schema's types are called, and what has them."""
 _PLAIN_CONTAINERS = {
     list: list,
     collections.abc.Sequence: list,
@@ -96,6 +107,22 @@ def _from_utf8(name: str, data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError:
         raise BadValue(f"{name}: bytes that are not UTF-8 where text is needed", hint="send text, in UTF-8 or as JSON") from None
+
+
+def check_json_types(params: Params, inputs: Mapping[str, Any]) -> None:
+    """Check what JSON has given for parameters against the types at the top of their schemas."""
+    for param in params:
+        value = inputs.get(param.name, NOTHING)
+        if type(value) not in WORDS or type(value) is bytes or (value is None and not param.required):
+            continue
+        allowed = [_JSON_TYPES[kind] for kind in sorted(json_types(param.schema)) if kind in _JSON_TYPES]
+        try:
+            if allowed and not any(type(value) in kinds for _, kinds in allowed):
+                raise wrong_type(param.name, value, " or ".join(words for words, _ in allowed))
+            if type(value) is float and [words for words, _ in allowed] == ["a whole number"]:
+                _whole_number(param.name, value)
+        except BadValue as error:
+            raise WrongInput(error.message, hint=error.hint) from None
 
 
 def wrong_type(name: str, value: Any, needed: str) -> BadValue:

@@ -46,7 +46,7 @@ class Workflow(RemoteTarget[P, R_co]):
         self.name = name
         self.slo = slo
         self.place = place
-        self.params: tuple[Param, ...] = typed_params(params_of(target, place), target)
+        self.params: tuple[Param, ...] = typed_params(params_of(target, place), target, at_entry=True)
         functools.update_wrapper(self, target, updated=())
 
     @cached_property

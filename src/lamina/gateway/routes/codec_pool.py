@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Struct
 
 from lamina import encoding
-from lamina.errors import BadValue, FunctionFailed, LaminaError, UnknownEncoding
+from lamina.errors import BadValue, FunctionFailed, LaminaError, UnknownEncoding, WrongInput
 from lamina.gateway.routes import http_codec
 from lamina.ipc.child_process import ChildProcess, ProcessSpec
 from lamina.ipc.framing import FrameChannel, FrameError, FrameReader, Natural, StopProcess, pack
@@ -136,7 +136,7 @@ def packed_pieces(*parts: encoding.Blob) -> Iterator[bytearray]:
 
 Then = Callable[[dict[str, bytes] | LaminaError], None]
 _ERRORS: dict[str, type[LaminaError]] = {
-    kind.code: kind for kind in (BadValue, UnknownEncoding, FunctionFailed, CodecTooLarge, CodecOverloaded)
+    kind.code: kind for kind in (BadValue, WrongInput, UnknownEncoding, FunctionFailed, CodecTooLarge, CodecOverloaded)
 }
 
 

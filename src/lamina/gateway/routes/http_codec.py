@@ -18,6 +18,7 @@ from lamina.errors import BadValue, FunctionFailed, LaminaError, UnknownEncoding
 from lamina.ipc.sliced_copies import Parts
 from lamina.sdk.binding import NOTHING, Param, bind, bind_named, sole_param
 from lamina.sdk.json_schema import is_base64, item_schema, json_types, property_schemas, takes_any_text
+from lamina.sdk.plain_values import check_json_types
 from lamina.server.exchange import HttpRequest
 
 JSON = b"application/json"
@@ -89,6 +90,8 @@ def decode_inputs(
             named = _decode_urlencoded(params, body)
         else:
             named = {_only_param(params, kind): body}
+        if params and params[0].at_entry:
+            check_json_types(params, named)
         inputs = {}
         for name, value in named.items():
             inputs[name] = encode(value)
