@@ -384,6 +384,7 @@ async def main():
         print("holds", flush=True)
         if sys.argv[2] == "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(60)  # another thread may be the first to stop: this one must not end its transaction before it does
         else:
             time.sleep(2.5)
 
