@@ -37,8 +37,7 @@ def run(bench: Bench) -> None:
         if part == "server":
             for start in ("first", "second"):
                 serve(bench, start)
-            serve(bench, "second, imports standing by", "--gpu-standby", "imports")
-        elif part == "imports":
+        if part in ("server", "imports"):
             serve(bench, "second, imports standing by", "--gpu-standby", "imports")
         elif part == "many":
             os.environ |= {"LAMINA_MODELS": "200", "LAMINA_STANDING": "60"}

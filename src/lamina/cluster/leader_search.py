@@ -125,22 +125,25 @@ class LeaderMembership(ABC):
             said = f"the server speaks version {frame.protocol} of the protocol, this {self.role} {PROTOCOL}"
             self.fail(Refusal(said, code="version"))
             return
+        if not self._may_follow(frame):
+            return
+        self._challenge = frame.nonce
+        link.send(self.hello(frame.nonce))
+
+    def _may_follow(self, frame: Challenge | Welcome) -> bool:
+        """Whether this leader is to be followed; if not, the connection fails with the reason."""
         try:
             self.check_epoch(frame.cell, frame.epoch)
         except LaminaError as error:
             self.fail(error)
-            return
-        self._challenge = frame.nonce
-        link.send(self.hello(frame.nonce))
+            return False
+        return True
 
     def _on_welcome(self, link: FrameLink, frame: Welcome) -> None:
         if not proves(frame.proof, self._token, "leader", self._nonce, self._challenge, frame.cell, frame.epoch):
             self.fail(JoinDenied(f"the server at {self.address} does not know the join token", hint="is it the right one?"))
             return
-        try:
-            self.check_epoch(frame.cell, frame.epoch)
-        except LaminaError as error:
-            self.fail(error)
+        if not self._may_follow(frame):
             return
         link.trust()
         self.epoch, self.cell = frame.epoch, frame.cell

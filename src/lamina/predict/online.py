@@ -83,9 +83,8 @@ class DriftingMean:
         is_doubted = self.mean < self.minimum
         self.count += 1
         self.minimum = min(self.minimum, value)
-        if is_doubted or (
-            self.count <= 3 and value < 0.5 * self.mean
-        ):  # the first run of a size is often slow, and tells nothing
+        # the first run of a size is often slow, and tells nothing
+        if is_doubted or (self.count <= 3 and value < 0.5 * self.mean):
             self.mean, self.deviation = value, INITIAL_DEVIATION * value
             return
         value = min(value, MAX_RATIO * self.mean)
